@@ -92,7 +92,8 @@ struct InputReport {
 pub(crate) struct Measured {
     pub(crate) codec: String,
     pub(crate) bytes: u64,
-    pub(crate) bits_per_parameter: f64,
+    /// `None` without parameters.
+    pub(crate) bits_per_parameter: Option<f64>,
     pub(crate) ratio: f64,
     /// Error over all elements as one vector.
     pub(crate) relative_l2: f64,
@@ -173,7 +174,7 @@ impl Report {
                 table.row([
                     m.codec.clone(),
                     thousands(m.bytes),
-                    format!("{:.4}", m.bits_per_parameter),
+                    m.bits_per_parameter.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.4}")),
                     real(m.ratio),
                     real(m.relative_l2),
                     format!("{:.3}", m.encode_gb_per_s),
@@ -233,7 +234,7 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     Ok(Measured {
         codec: codec.to_string(),
         bytes: encoded.len() as u64,
-        bits_per_parameter: encoded.len() as f64 * 8.0 / elements.max(1) as f64,
+        bits_per_parameter: (elements > 0).then(|| encoded.len() as f64 * 8.0 / elements as f64),
         ratio: bytes as f64 / encoded.len() as f64,
         relative_l2: relative_l2(&dump.tensors, &decoded),
         encode_gb_per_s: speed(encode_time),

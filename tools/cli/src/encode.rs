@@ -135,10 +135,17 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         }
     };
     if !quiet {
-        // Without parameters there are no bits per parameter.
-        let bits = bytes_out as f64 * 8.0 / totals.elements.max(1) as f64;
+        // Without elements there are no bits of one, and no ratio.
+        let bits = match totals.elements {
+            0 => String::new(),
+            elements => format!(
+                ", ratio {}, {} bits per parameter",
+                real(totals.bytes as f64 / bytes_out as f64),
+                real(bytes_out as f64 * 8.0 / elements as f64)
+            ),
+        };
         note(format_args!(
-            "{}: {} update{}, {} elements, {} -> {}, ratio {}, {} bits per parameter, {:.2} s",
+            "{}: {} update{}, {} elements, {} -> {}{bits}, {:.2} s",
             if is_standard(&args.output) {
                 "standard output".into()
             } else {
@@ -149,8 +156,6 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             thousands(totals.elements),
             human_bytes(totals.bytes),
             human_bytes(bytes_out),
-            real(totals.bytes as f64 / bytes_out as f64),
-            real(bits),
             start.elapsed().as_secs_f64(),
         ));
     }

@@ -159,7 +159,7 @@ fn tensors_that_are_not_read_are_named() {
         assert!(text.contains(part), "{part}: {text}");
     }
     let run = dir.well("encode odd.pt -o odd.gcu --codec lossless");
-    assert!(run.err.contains("tensor \"quantised\" (qint8) and 3 more left out"), "{}", run.err);
+    assert!(run.err.contains("tensor \"quantised\" (qint8) is opaque"), "{}", run.err);
     dir.well("decode odd.gcu -o odd.safetensors");
     assert_eq!(dir.run("diff odd.pt odd.safetensors").code, 0);
 }

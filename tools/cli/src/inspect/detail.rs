@@ -24,13 +24,17 @@ pub(crate) fn text(tensor: &Tensor, terminal: &Terminal) -> String {
         false => format!("{} are not zero", count(stats.nonzero())),
     };
     lines.push(format!(
-        "  {} bytes, {:.3} bits per element; {} of {} elements are stored, {differ} ({})",
+        "  {} bytes, {} bits per element; {} of {} elements are stored, {differ} ({})",
         count(tensor.bytes()),
-        tensor.bits_per_parameter,
+        view::bits(tensor.bits_per_parameter),
         tensor.kept.map_or_else(|| "?".to_owned(), count),
         count(tensor.elements.saturating_mul(tensor.updates)),
         view::share(tensor.nonzero()),
     ));
+    if let Some(reason) = &tensor.opaque {
+        lines.push(format!("  opaque: {}", printable(reason)));
+        return lines.iter().map(|line| format!("{line}\n")).collect();
+    }
     if stats.unread > 0 {
         lines.push(format!(
             "  {} values mean nothing without a base, a model or other blocks",

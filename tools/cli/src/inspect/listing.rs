@@ -1,5 +1,6 @@
 //! Lists of tensors and of updates: as text, and as tables for programs.
 
+use super::opaque;
 use super::report::Report;
 use super::tensor::Tensor;
 use super::update::Update;
@@ -94,7 +95,7 @@ const PLACES: [usize; 12] = [0, 6, 5, 1, 10, 2, 3, 7, 8, 9, 11, 4];
 /// `all`: bits of all tensors, also of those that are not listed.
 pub(crate) fn text(tensors: &[Tensor], all: f64, terminal: &Terminal) -> String {
     if tensors.is_empty() {
-        return String::new();
+        return "no tensors\n".to_owned();
     }
     let rows: Vec<[String; 12]> = tensors.iter().map(|tensor| cells(tensor, all, terminal)).collect();
     let width = |column: usize| {
@@ -116,7 +117,8 @@ pub(crate) fn text(tensors: &[Tensor], all: f64, terminal: &Terminal) -> String 
     for row in &rows {
         table.row(order.iter().map(|&column| row[column].clone()).collect::<Vec<_>>());
     }
-    table.to_string()
+    let opaque = opaque::lines(tensors).into_iter().map(|line| fit(&line, terminal.width) + "\n");
+    table.to_string() + &opaque.collect::<String>()
 }
 
 fn cells(tensor: &Tensor, all: f64, terminal: &Terminal) -> [String; 12] {
@@ -132,7 +134,7 @@ fn cells(tensor: &Tensor, all: f64, terminal: &Terminal) -> [String; 12] {
         view::number(tensor.norm),
         bad,
         Some(shape(tensor)).filter(|shape| !shape.is_empty()).unwrap_or_else(|| thousands(tensor.elements)),
-        tensor.dtype.to_owned(),
+        tensor.dtype.clone().into_owned(),
         view::number(tensor.std),
         view::number(tensor.min),
         view::number(tensor.max),
@@ -268,7 +270,7 @@ fn columns<'a>(with_update: bool) -> Vec<Column<Row<'a>>> {
     };
     columns.extend([
         Column::text("name", |row: &Row<'_>| Some((&row.tensor.name).into())),
-        Column::text("dtype", |row| Some(row.tensor.dtype.into())),
+        Column::text("dtype", |row| Some((&*row.tensor.dtype).into())),
         Column::text("shape", |row| Some(shape(row.tensor).into())),
         Column::integer("elements", |row| Some(row.tensor.elements)),
         Column::integer("updates", |row| Some(row.tensor.updates)),
@@ -285,6 +287,7 @@ fn columns<'a>(with_update: bool) -> Vec<Column<Row<'a>>> {
         Column::integer("infinite", |row| Some(row.tensor.stats.infinite)),
         Column::integer("first_nan", |row| row.tensor.first_nan),
         Column::integer("first_infinite", |row| row.tensor.first_infinite),
+        Column::text("opaque", |row| row.tensor.opaque.as_deref().map(Into::into)),
     ]);
     columns
 }

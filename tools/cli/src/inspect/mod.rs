@@ -4,6 +4,7 @@ pub(crate) mod against;
 mod detail;
 mod html;
 mod listing;
+mod opaque;
 mod overview;
 mod report;
 pub(crate) mod source;

@@ -1,5 +1,6 @@
 //! The default output: a screen that answers the first questions on a dump.
 
+use super::opaque;
 use super::report::Report;
 use super::tensor::Tensor;
 use super::update::Update;
@@ -45,6 +46,7 @@ pub(crate) fn render(reports: &[Report], tensors: &[Tensor], terminal: &Terminal
         lines.push(String::new());
         lines.extend(costs(tensors, terminal));
     }
+    lines.extend(opaque::lines(tensors).iter().map(|line| fit(line, terminal.width)));
     let advice = advice(reports, &rows, tensors);
     lines.extend(
         advice
@@ -430,7 +432,7 @@ fn whole_tensors(rows: &[Row<'_>], tensors: &[Tensor]) -> Option<String> {
     }
     let count = |t: &Tensor| t.elements.saturating_mul(t.updates);
     let (bits, elements) = (tensors.iter().map(Tensor::bits).sum::<f64>(), tensors.iter().map(count).sum());
-    let is_whole = |t: &&Tensor| t.kept == Some(count(t)) && t.bits_per_parameter >= WHOLE_BITS;
+    let is_whole = |t: &&Tensor| t.kept == Some(count(t)) && t.bits_per_parameter >= Some(WHOLE_BITS);
     let whole: Vec<&Tensor> = tensors.iter().filter(is_whole).collect();
     let largest = whole.iter().max_by(|a, b| a.bits().total_cmp(&b.bits()))?;
     let bytes = whole.iter().map(|t| t.bits()).sum::<f64>() / bits.max(1.0);

@@ -179,7 +179,7 @@ impl Totals {
 
 /// Returns what makes a tensor the same one in several updates.
 fn key(tensor: &Tensor) -> (&str, &str, &[u64]) {
-    (&tensor.name, tensor.dtype, &tensor.shape)
+    (&tensor.name, &tensor.dtype, &tensor.shape)
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]

@@ -103,6 +103,7 @@ fn of_bytes(
         kind => {
             let mut bytes = input.len() as u64;
             let dump = Dump::parse(kind, input, path)?;
+            dump.warn_of_opaque(path);
             if kind == Kind::Shards {
                 bytes += dump.tensors.iter().map(|t| t.view().data().len() as u64).sum::<u64>();
             }
@@ -150,7 +151,7 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
         })
         .collect();
     let opaque = dump.opaque.iter().filter(|t| is_wanted(&t.name));
-    rows.extend(opaque.map(|t| Tensor::of_opaque(&t.name, t.dtype, &t.shape, t.bytes)));
+    rows.extend(opaque.map(Tensor::of_opaque));
     let mut totals = Totals::default();
     let bytes = if wanted.tensor.is_some() { rows.iter().map(|t| t.source_bytes).sum() } else { bytes };
     report.updates.push(Update::of_tensors(origin.step, origin.sender, bytes, rows, wanted, &mut totals));

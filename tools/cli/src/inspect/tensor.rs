@@ -1,5 +1,6 @@
 //! A tensor's row of a report.
 
+use crate::tensors::Opaque;
 use gcodec::file::report::TensorReport;
 use gcodec::frame::TensorInfo;
 use gcodec::internal::elements;
@@ -12,7 +13,7 @@ use std::borrow::Cow;
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
-    pub(crate) dtype: &'static str,
+    pub(crate) dtype: Cow<'static, str>,
     pub(crate) shape: Vec<u64>,
     pub(crate) elements: u64,
     pub(crate) support: Cow<'static, str>,
@@ -28,7 +29,8 @@ pub(crate) struct Tensor {
     pub(crate) position_bits: f64,
     pub(crate) value_bits: f64,
     pub(crate) overhead_bits: f64,
-    pub(crate) bits_per_parameter: f64,
+    /// `None` without elements.
+    pub(crate) bits_per_parameter: Option<f64>,
     pub(crate) ratio: f64,
     /// Counts of NaN and infinities, if the values are floats.
     pub(crate) finite: Option<u64>,
@@ -46,6 +48,9 @@ pub(crate) struct Tensor {
     pub(crate) zeros: Option<u64>,
     /// Error in its blocks.
     pub(crate) error: Option<String>,
+    /// Why its elements are not read, if it is a tensor of a type that is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) opaque: Option<String>,
     /// Bytes of the dense tensor.
     #[serde(skip)]
     pub(crate) source_bytes: u64,
@@ -65,7 +70,7 @@ impl Tensor {
         let elements = elements(shape).unwrap_or(0);
         Self {
             name: name.to_owned(),
-            dtype: dtype.name(),
+            dtype: dtype.name().into(),
             shape: shape.to_vec(),
             elements,
             source_bytes: dtype.bytes_for(elements).unwrap_or(0),
@@ -105,13 +110,16 @@ impl Tensor {
     }
 
     /// Returns the row of a tensor whose elements are not read.
-    pub(crate) fn of_opaque(name: &str, dtype: &'static str, shape: &[u64], bytes: u64) -> Self {
-        let elements = elements(shape).unwrap_or(0);
-        let mut row = Self::new(name, Dtype::U8, shape);
-        (row.support, row.values) = ("all".into(), dtype.into());
-        (row.dtype, row.source_bytes, row.value_bits, row.kept) =
-            (dtype, bytes, bytes as f64 * 8.0, Some(elements));
+    pub(crate) fn of_opaque(tensor: &Opaque) -> Self {
+        let shape = tensor.shape.as_deref();
+        let elements = shape.and_then(elements).unwrap_or(0);
+        let mut row = Self::new(&tensor.name, Dtype::U8, shape.unwrap_or_default());
+        (row.elements, row.kept) = (elements, Some(elements));
+        (row.support, row.values) = ("all".into(), tensor.dtype.clone());
+        (row.dtype, row.source_bytes) = (tensor.dtype.clone(), tensor.bytes);
+        row.value_bits = tensor.bytes as f64 * 8.0;
         (row.stats.elements, row.stats.kept, row.stats.unread) = (elements, elements, elements);
+        row.opaque = Some(tensor.reason.clone().into_owned());
         row
     }
 
@@ -151,7 +159,7 @@ impl Tensor {
 
     /// Whether the update alone determines the elements.
     fn is_known(&self) -> bool {
-        self.stats.unread == 0 && !self.delta
+        self.stats.unread == 0 && !self.delta && self.opaque.is_none()
     }
 
     /// Whether every value is NaN.
@@ -171,13 +179,16 @@ impl Tensor {
         if infinite > 0 {
             flags.push(format!("{infinite} Inf"));
         }
+        if self.opaque.is_some() {
+            flags.push("opaque".to_owned());
+        }
         flags.join(", ")
     }
 
     /// Computes what follows from the sums, once all blocks were added.
     pub(crate) fn finish(&mut self) {
-        let is_float = Dtype::from_name(self.dtype).is_some_and(Dtype::is_float);
-        if is_float && self.stats.unread == 0 {
+        let is_float = Dtype::from_name(&self.dtype).is_some_and(Dtype::is_float);
+        if is_float && self.stats.unread == 0 && self.opaque.is_none() {
             let (nan, infinite) = (self.stats.nan, self.stats.infinite);
             self.finite = self.kept.map(|kept| kept.saturating_sub(nan + infinite));
             (self.nan, self.infinite) = (Some(nan), Some(infinite));
@@ -220,6 +231,7 @@ impl Tensor {
         (self.min, self.max) = (stats.min.filter(|_| known), stats.max.filter(|_| known));
         self.zeros = known.then_some(stats.zeros);
         self.error = self.error.take().or_else(|| other.error.clone());
+        self.opaque = self.opaque.take().or_else(|| other.opaque.clone());
         self.divide();
     }
 
@@ -234,7 +246,7 @@ impl Tensor {
             (sum.elements, sum.updates) = (elements, updates);
             sum.source_bytes = bytes + tensor.source_bytes;
             if sum.dtype != tensor.dtype {
-                sum.dtype = "mixed";
+                sum.dtype = "mixed".into();
             }
         }
         sum.stats.grid = None;
@@ -246,7 +258,7 @@ impl Tensor {
     fn divide(&mut self) {
         let elements = self.elements.saturating_mul(self.updates).max(1) as f64;
         self.density = self.kept.map(|kept| kept as f64 / elements);
-        self.bits_per_parameter = self.bits() / elements;
+        self.bits_per_parameter = (self.elements > 0).then(|| self.bits() / elements);
         self.ratio = self.source_bytes as f64 * self.updates as f64 * 8.0 / self.bits();
     }
 }

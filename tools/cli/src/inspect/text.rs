@@ -3,6 +3,7 @@
 use super::report::Report;
 use super::tensor::Tensor;
 use super::update::Update;
+use super::view;
 use crate::output::{Align, Table, human_bytes, printable, real, thousands};
 use std::fmt::Write;
 
@@ -132,7 +133,10 @@ fn put_table(out: &mut String, update: &Update) {
     for tensor in &update.tensors {
         table.row(row(tensor));
     }
-    let per = |bits: f64| format!("{:.4}", bits / update.elements.max(1) as f64);
+    let per = |bits: f64| match update.elements {
+        0 => "-".to_owned(),
+        elements => format!("{:.4}", bits / elements as f64),
+    };
     let sum = |bits: fn(&Tensor) -> f64| update.tensors.iter().map(bits).sum::<f64>();
     let header_bits = update.header_bytes as f64 * 8.0;
     let mut last = |name: &str, cells: [String; 7]| {
@@ -161,7 +165,7 @@ fn row(tensor: &Tensor) -> Vec<String> {
         [] => "scalar".into(),
         dims => dims.iter().map(u64::to_string).collect::<Vec<_>>().join("x"),
     };
-    let per = |bits: f64| format!("{:.3}", bits / tensor.elements.max(1) as f64);
+    let per = |bits: f64| view::bits((tensor.elements > 0).then(|| bits / tensor.elements as f64));
     let support = match tensor.codes.is_empty() {
         true => tensor.support.to_string(),
         false => format!("{} {}", tensor.support.replace("gaps-", ""), tensor.codes),
@@ -175,7 +179,7 @@ fn row(tensor: &Tensor) -> Vec<String> {
     let mark = if tensor.apportioned { "~" } else { "" };
     vec![
         tensor.name.clone(),
-        tensor.dtype.to_owned(),
+        tensor.dtype.clone().into_owned(),
         shape,
         support,
         tensor.values.to_string(),

@@ -34,7 +34,8 @@ pub(crate) struct Update {
     pub(crate) source_bytes: u64,
     pub(crate) kept: u64,
     pub(crate) density: f64,
-    pub(crate) bits_per_parameter: f64,
+    /// `None` without parameters.
+    pub(crate) bits_per_parameter: Option<f64>,
     pub(crate) ratio: f64,
     /// L2 norm of the finite elements; null if the update alone does not determine them.
     pub(crate) norm: Option<f64>,
@@ -169,20 +170,27 @@ impl Update {
 
     /// Computes what follows from the sums, once all parts were added.
     pub(super) fn finish(&mut self, wanted: &Wanted, totals: &mut Totals) {
+        // Elements that nobody reads have no norm, and do not hide that of the others.
+        let mut opaque = 0;
         for tensor in &mut self.tensors {
             tensor.finish();
-            self.stats.merge(&tensor.stats);
+            match tensor.opaque {
+                Some(_) => opaque += tensor.elements,
+                None => self.stats.merge(&tensor.stats),
+            }
             if let (None, Some(index)) = (&self.first_bad, tensor.first_bad()) {
                 self.first_bad = Some((tensor.name.clone(), index));
             }
         }
         if wanted.tensor.is_none() {
-            self.stats = std::mem::take(&mut self.stats).with_elements(self.elements);
+            self.stats = std::mem::take(&mut self.stats).with_elements(self.elements.saturating_sub(opaque));
         }
-        self.norm = (self.stats.unread == 0 && !self.delta).then(|| self.stats.norm());
+        let is_any_read = opaque == 0 || self.stats.elements > 0;
+        self.norm = (self.stats.unread == 0 && !self.delta && is_any_read).then(|| self.stats.norm());
         (self.zeros, self.nan, self.infinite) = (self.stats.zeros, self.stats.nan, self.stats.infinite);
         self.density = self.kept as f64 / self.elements.max(1) as f64;
-        self.bits_per_parameter = self.bytes as f64 * 8.0 / self.elements.max(1) as f64;
+        // Without parameters, there are no bits of one.
+        self.bits_per_parameter = (self.elements > 0).then(|| self.bytes as f64 * 8.0 / self.elements as f64);
         self.ratio = self.source_bytes as f64 / self.bytes as f64;
         if !wanted.each {
             totals.add(std::mem::take(&mut self.tensors));

@@ -28,6 +28,11 @@ pub(crate) fn percent(share: f64) -> String {
     }
 }
 
+/// Formats bits of an element, or `-` if there is none.
+pub(crate) fn bits(bits: Option<f64>) -> String {
+    bits.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.3}"))
+}
+
 /// Formats a share, or `?` if only the base of a delta tells.
 pub(crate) fn share(share: Option<f64>) -> String {
     share.map_or_else(|| "?".to_owned(), percent)

@@ -18,6 +18,8 @@ pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 const ALIGNMENT: u64 = 32;
 /// Most dimensions of a tensor.
 const MAX_RANK: u32 = 8;
+/// Why the elements of quantised types are not read.
+const QUANTISED: &str = "values of quantised types are not computed";
 /// Deepest arrays of arrays.
 const MAX_DEPTH: usize = 4;
 
@@ -67,7 +69,9 @@ impl Info {
                 dump.tensors.push(NamedTensor::from_data(self.name, dtype, self.shape, data)?);
             }
             None => {
-                dump.opaque.push(Opaque { name: self.name, dtype: kind.name, shape: self.shape, bytes: len });
+                let data = Data::Shared { input: Arc::clone(input), range };
+                let opaque = Opaque::new(self.name, kind.name, Some(self.shape), len, QUANTISED);
+                dump.opaque.push(opaque.with_data(data));
             }
         }
         Ok(())
@@ -239,8 +243,8 @@ mod tests {
         assert_eq!(view.to_f32().unwrap(), [1.0; 6]);
         let opaque = &dump.opaque[0];
         assert_eq!(
-            (opaque.name.as_str(), opaque.dtype, &opaque.shape[..], opaque.bytes),
-            ("q", "q8_0", &[64][..], 68)
+            (opaque.name.as_str(), &*opaque.dtype, opaque.shape.as_deref(), opaque.bytes),
+            ("q", "q8_0", Some(&[64][..]), 68)
         );
     }
 

@@ -8,16 +8,18 @@ mod gguf;
 pub(crate) mod kind;
 pub(crate) mod npy;
 pub(crate) mod npz;
+mod opaque;
 pub(crate) mod safetensors;
 pub(crate) mod shards;
 mod torch;
 
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
-use crate::output::{Output, warn};
+use crate::output::Output;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use kind::Kind;
+pub(crate) use opaque::Opaque;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};
 use std::path::Path;
@@ -41,16 +43,6 @@ pub(crate) struct Dump {
 pub(crate) enum Plain {
     Int(i64),
     Text(String),
-}
-
-/// A tensor whose elements are not read.
-#[derive(Debug)]
-pub(crate) struct Opaque {
-    pub(crate) name: String,
-    /// Name of its element type.
-    pub(crate) dtype: &'static str,
-    pub(crate) shape: Vec<u64>,
-    pub(crate) bytes: u64,
 }
 
 /// A tensor and its name.
@@ -84,19 +76,6 @@ impl Dump {
             kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
         }
         .in_file(path)
-    }
-
-    /// Names the tensors that cannot be read, for commands that read elements.
-    fn warn_of_opaque(&self, path: &Path) {
-        if let Some(first) = self.opaque.first() {
-            let path = path.display();
-            let more = match self.opaque.len() - 1 {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            let first = format!("{} ({})", quoted(&first.name), first.dtype);
-            warn(format_args!("{path}: {first}{more} left out: elements of a type that is not read"));
-        }
     }
 
     /// Reads the tensors of an input of this kind, which is no stream. `path` names the tensor where the kind

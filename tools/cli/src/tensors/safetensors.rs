@@ -8,7 +8,7 @@
 //! This parser replaces the crate `safetensors`, which the tests compare it with: its errors name the
 //! tensor, it refuses duplicate names, and tensors borrow from a shared map.
 
-use super::{Data, Dump, NamedTensor, Outline, Source, check_unique, quoted};
+use super::{Data, Dump, NamedTensor, Opaque, Outline, Source, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
 use gcodec::tensor::Dtype;
@@ -51,7 +51,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
     entries.sort_by_key(|(_, entry)| entry.data_offsets);
 
     let data_start = bytes.len() - data.len();
-    let mut tensors = Vec::with_capacity(entries.len());
+    let (mut tensors, mut opaque) = (Vec::with_capacity(entries.len()), Vec::new());
     let mut expected_begin = 0;
     for (name, Entry { dtype, shape, data_offsets: (begin, end) }) in entries {
         let fail = |what: &dyn fmt::Display| Err(Failure::invalid(what).about(quoted(&name)));
@@ -64,27 +64,24 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         if end < begin || end > data.len() as u64 {
             return fail(&format_args!("data offsets {begin}..{end} in {} bytes of data", data.len()));
         }
+        // Both are at most the length of a slice, so they fit.
+        let range = data_start + begin as usize..data_start + end as usize;
+        expected_begin = end;
+        let data = Data::Shared { input: Arc::clone(input), range };
         let Some(dtype) = dtype_from_name(&dtype) else {
-            return fail(&format_args!("element type {dtype:?} is not supported"));
+            opaque.push(Opaque::new(name, dtype, Some(shape), end - begin, NOT_READ).with_data(data));
+            continue;
         };
         if dtype.bits() == 4 && gcodec::internal::elements(&shape).is_some_and(|n| n % 2 == 1) {
             return fail(&"an odd number of 4-bit elements");
         }
-        // Both are at most the length of a slice, so they fit.
-        let range = data_start + begin as usize..data_start + end as usize;
-        tensors.push(NamedTensor::from_data(
-            name,
-            dtype,
-            shape,
-            Data::Shared { input: Arc::clone(input), range },
-        )?);
-        expected_begin = end;
+        tensors.push(NamedTensor::from_data(name, dtype, shape, data)?);
     }
     if expected_begin != data.len() as u64 {
         let what = format!("{} bytes of data, of which the tensors cover {expected_begin}", data.len());
         return Err(Failure::invalid(what));
     }
-    Ok(Dump { tensors, metadata: header.metadata, ..Dump::default() })
+    Ok(Dump { tensors, opaque, metadata: header.metadata, ..Dump::default() })
 }
 
 /// Writes tensors in the order given.
@@ -202,6 +199,9 @@ fn dtype_name(dtype: Dtype) -> Option<&'static str> {
 }
 
 const METADATA: &str = "__metadata__";
+
+/// Why elements are not read.
+const NOT_READ: &str = "elements of this type are not read";
 
 /// The limit of the format's own library.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -349,7 +349,6 @@ mod tests {
             (&format!("{{{}}}", tensor("F32", "[2]", "[1,9]")), "gap"),
             (&format!("{{{}}}", tensor("F32", "[2]", "[0,18446744073709551615]")), "data offsets"),
             (&format!("{{{}}}", tensor("F32", "[2]", "[8,0]")), "gap"),
-            (&format!("{{{}}}", tensor("C64", "[1]", "[0,8]")), "C64"),
             (&format!("{{{}}}", tensor("F4", "[15]", "[0,8]")), "odd"),
             (&format!("{{{0},{0}}}", tensor("F64", "[1]", "[0,8]")), "twice"),
             (&format!("{{{},{}}}", tensor("F32", "[1]", "[0,4]"), tensor("F32", "[1]", "[4,8]")), "twice"),

@@ -1,6 +1,6 @@
 //! `model.safetensors.index.json`: tensors in several files of one folder.
 
-use super::{Dump, NamedTensor, check_unique, quoted, safetensors};
+use super::{Dump, check_unique, quoted, safetensors};
 use crate::fail::{Failure, InFile, Result};
 use crate::input::Input;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,11 +36,12 @@ pub(crate) fn read(path: &Path, index: &Input) -> Result<Dump> {
         let input = Arc::new(Input::open(&path, super::DEFAULT_MAX_BYTES)?);
         let shard = safetensors::read(&input).in_file(&path)?;
         dump.tensors.extend(shard.tensors);
+        dump.opaque.extend(shard.opaque);
         dump.metadata.extend(shard.metadata);
     }
-    check_unique(dump.tensors.iter().map(NamedTensor::name), Failure::invalid)?;
+    check_unique(dump.names(), Failure::invalid)?;
     let index: Index = serde_json::from_slice(index).map_err(Failure::invalid)?;
-    let found: BTreeSet<&str> = dump.tensors.iter().map(NamedTensor::name).collect();
+    let found: BTreeSet<&str> = dump.names().collect();
     match index.weight_map.keys().find(|name| !found.contains(name.as_str())) {
         Some(missing) => {
             Err(Failure::invalid(format_args!("{} is in no file of the index", quoted(missing))))
@@ -52,6 +53,7 @@ pub(crate) fn read(path: &Path, index: &Input) -> Result<Dump> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensors::NamedTensor;
     use crate::testing::TempDir;
     use gcodec::TensorBuf;
 

@@ -161,10 +161,14 @@ fn stats(app: &mut App, width: usize) -> Vec<Line<'static>> {
         thousands(bytes)
     )));
     lines.push(Line::from(format!(
-        "{:.3} bits per element, ratio {}",
-        tensor.bits_per_parameter,
+        "{} bits per element, ratio {}",
+        view::bits(tensor.bits_per_parameter),
         view::ratio(tensor.ratio)
     )));
+    if let Some(reason) = &tensor.opaque {
+        lines.push(Line::from(format!("opaque: {}", printable(reason))));
+        return lines;
+    }
     let kept = tensor.kept.map_or_else(|| "?".to_owned(), thousands);
     lines.push(Line::from(format!("{kept} stored, {} not zero", view::share(tensor.nonzero()))));
     lines.push(Line::from(format!("{} {} {}", tensor.support, tensor.values, printable(&tensor.codes))));

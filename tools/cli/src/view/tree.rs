@@ -42,6 +42,11 @@ impl Node {
 
     fn add(&mut self, tensor: &Tensor) {
         self.bits += tensor.bits();
+        if tensor.opaque.is_some() {
+            self.elements += tensor.elements;
+            self.kept = self.kept.zip(tensor.kept).map(|(sum, kept)| sum + kept);
+            return;
+        }
         self.squares = self.squares.zip(tensor.norm).map(|(sum, norm)| sum + norm * norm);
         self.kept = self.kept.zip(tensor.kept).map(|(sum, kept)| sum + kept);
         self.elements += tensor.elements;

@@ -29,6 +29,9 @@ use zip::CompressionMethod;
 
 /// Most bytes of the pickle: of names, shapes and offsets.
 const MAX_PICKLE: u64 = 256 << 20;
+/// Why elements are not read.
+const NOT_READ: &str = "elements of this type are not read";
+const NUMPY: &str = "an array of NumPy in a pickle is not read";
 /// Most containers around a tensor.
 const MAX_DEPTH: usize = 256;
 
@@ -67,8 +70,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
     if dump.tensors.is_empty() && dump.opaque.is_empty() {
         return Err(Failure::invalid("a PyTorch file without tensors"));
     }
-    let opaque = dump.opaque.iter().map(|tensor| tensor.name.as_str());
-    check_unique(dump.tensors.iter().map(NamedTensor::name).chain(opaque), Failure::invalid)?;
+    check_unique(dump.names(), Failure::invalid)?;
     Ok(dump)
 }
 
@@ -141,7 +143,9 @@ impl Reader<'_> {
                 match storage.element {
                     Element::Other(dtype, width) => {
                         let bytes = storage.range.len() as u64;
-                        self.dump.opaque.push(Opaque { name, dtype, shape: vec![bytes / width], bytes });
+                        let data = Data::Shared { input: Arc::clone(self.input), range: storage.range };
+                        let opaque = Opaque::new(name, dtype, Some(vec![bytes / width]), bytes, NOT_READ);
+                        self.dump.opaque.push(opaque.with_data(data));
                     }
                     Element::Known(dtype) => self.whole(name, dtype, storage.range)?,
                     Element::Untyped => self.whole(name, Dtype::U8, storage.range)?,
@@ -186,7 +190,8 @@ impl Reader<'_> {
             ("parameter" | "parameter_with_state", [tensor, ..]) => self.walk(*tensor, path, depth + 1),
             ("meta_tensor_no_storage", [_, size, ..]) => {
                 let shape = self.numbers(*size).map_err(|e| about(e, path))?;
-                self.dump.opaque.push(Opaque { name: path.clone(), dtype: "meta", shape, bytes: 0 });
+                let reason = "a tensor on the device meta has no elements";
+                self.dump.opaque.push(Opaque::new(path.clone(), "meta", Some(shape), 0, reason));
                 Ok(())
             }
             ("sparse_tensor", [layout, parts]) => self.sparse(*layout, *parts, path, depth),
@@ -255,7 +260,7 @@ impl Reader<'_> {
             },
             _ => 0,
         };
-        Some(Opaque { name: path.to_owned(), dtype: "numpy", shape, bytes: bytes as u64 })
+        Some(Opaque::new(path.to_owned(), "numpy", Some(shape), bytes as u64, NUMPY))
     }
 
     /// Adds a storage as a tensor of one dimension.
@@ -305,7 +310,7 @@ impl Reader<'_> {
             Element::Other(dtype, width) => {
                 let elements = gcodec::internal::elements(&shape).unwrap_or(0);
                 let bytes = elements.saturating_mul(width).min(storage.range.len() as u64);
-                self.dump.opaque.push(Opaque { name: name.to_owned(), dtype, shape, bytes });
+                self.dump.opaque.push(Opaque::new(name.to_owned(), dtype, Some(shape), bytes, NOT_READ));
                 return Ok(());
             }
             Element::Untyped => return Err(Failure::invalid("it has no element type")),
@@ -450,8 +455,11 @@ mod tests {
                 f32s("None", &[0, 3]),
             ]
         );
-        let named: Vec<_> =
-            dump.opaque.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..], t.bytes)).collect();
+        let named: Vec<_> = dump
+            .opaque
+            .iter()
+            .map(|t| (t.name.as_str(), &*t.dtype, t.shape.as_deref().unwrap(), t.bytes))
+            .collect();
         assert_eq!(
             named,
             [

@@ -1,0 +1,63 @@
+//! Tensors whose elements gcodec does not read: what their file says of them, and why they are not read.
+
+use super::{Data, Dump, NamedTensor, quoted};
+use crate::output::{counted, warn};
+use std::borrow::Cow;
+use std::path::Path;
+
+/// A tensor whose elements are not read.
+#[derive(Debug)]
+pub(crate) struct Opaque {
+    pub(crate) name: String,
+    /// Element type, as the file's format calls it.
+    pub(crate) dtype: Cow<'static, str>,
+    /// `None` if the file does not say it.
+    pub(crate) shape: Option<Vec<u64>>,
+    /// Bytes of the elements.
+    pub(crate) bytes: u64,
+    /// Why the elements are not read.
+    pub(crate) reason: Cow<'static, str>,
+    /// Its bytes, if the format of the file tells where they are.
+    #[expect(dead_code, reason = "read once commands carry it")]
+    data: Option<Data>,
+}
+
+impl Opaque {
+    pub(crate) fn new(
+        name: String,
+        dtype: impl Into<Cow<'static, str>>,
+        shape: Option<Vec<u64>>,
+        bytes: u64,
+        reason: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { name, dtype: dtype.into(), shape, bytes, reason: reason.into(), data: None }
+    }
+
+    /// Adds its bytes, which commands that copy tensors then carry.
+    pub(super) fn with_data(self, data: Data) -> Self {
+        Self { data: Some(data), ..self }
+    }
+}
+
+impl Dump {
+    /// Returns the names of all tensors, of the opaque ones last.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let opaque = self.opaque.iter().map(|tensor| tensor.name.as_str());
+        self.tensors.iter().map(NamedTensor::name).chain(opaque)
+    }
+
+    /// Names the tensors that cannot be read, with the reason of the first.
+    pub(crate) fn warn_of_opaque(&self, path: &Path) {
+        let Some(first) = self.opaque.first() else { return };
+        let more = match self.opaque.len() - 1 {
+            0 => String::new(),
+            more => format!("; {} more {} opaque", counted(more as u64, "tensor"), are(more)),
+        };
+        let (path, name) = (path.display(), quoted(&first.name));
+        warn(format_args!("{path}: {name} ({}) is opaque: {}{more}", first.dtype, first.reason));
+    }
+}
+
+fn are(number: usize) -> &'static str {
+    if number == 1 { "is" } else { "are" }
+}
