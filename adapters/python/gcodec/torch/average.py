@@ -131,7 +131,7 @@ def replace_by(gradients: Mapping[str, torch.Tensor], exchanged: Callable[[], Ma
         means = exchanged()
     except BaseException as e:
         for gradient in gradients.values():
-            gradient.fill_(float("nan"))
+            gradient.fill_(complex("nan+nanj") if gradient.is_complex() else float("nan"))
         if isinstance(e, NotFinite):
             return
         raise
@@ -182,4 +182,6 @@ def _checked(gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
             raise InputError(sparse(name))
         if one.shape != parameter.shape:
             raise InputError(f"the gradient of {name!r} has the shape {tuple(one.shape)}, its parameter {tuple(parameter.shape)}")
+        if one.is_complex() != parameter.is_complex():
+            raise InputError(f"the gradient of {name!r} is {one.dtype}, its parameter {parameter.dtype}")
     return {name: gradients[name] for name in parameters}

@@ -14,6 +14,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
 from gcodec.torch.average import average, replace_by, sparse, unused
+from gcodec.torch.buckets import Buckets
 from gcodec.torch.exchange import USED, Exchange, Started
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of
@@ -103,6 +104,7 @@ class State:
     def _watch(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(parameters.items())}
+        self._buckets = Buckets()
         self._forget()
 
     def _forget(self) -> None:
@@ -164,8 +166,13 @@ class State:
             raise InputError("a parameter of DistributedDataParallel is not in the model given to State: give it this model")
         if buffer.layout is not torch.strided:
             raise InputError(sparse(self._order[id(parameters[0])][1]))
-        pairs = sorted(zip(parameters, bucket.gradients(), strict=True), key=lambda pair: self._order[id(pair[0])])
-        return {self._order[id(parameter)][1]: gradient.view(parameter.shape) for parameter, gradient in pairs}
+        pairs = sorted(zip(parameters, self._buckets.gradients(bucket), strict=True), key=lambda pair: self._order[id(pair[0])])
+        gradients = {}
+        for parameter, gradient in pairs:
+            name = self._order[id(parameter)][1]
+            self._buckets.check(name, parameter, gradient)
+            gradients[name] = gradient
+        return gradients
 
     def _exchange_all(self, device: torch.device) -> None:
         """Replaces the gradients of the step by their means, or by NaN if there are none."""

@@ -25,6 +25,7 @@ from gcodec.torch.handshake import check, greeting
 from gcodec.torch.index_sets import SETS, IndexSets
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import Tensors, own
+from gcodec.torch.pairs import all_reals, joined
 from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
@@ -74,6 +75,7 @@ class Exchange:
         for stage in stages:
             self._check_codec(stage)
         check_rules(owner, self._rules, tensors)
+        self._complex = [name for name, (kind, _) in tensors.items() if kind.startswith("complex")]
         # Tensors that a codec with sets leaves to codecs of their own.
         self._ruled = {name for name in tensors if any(fnmatchcase(name, glob) for glob in self._rules)}
         self._has_sets = any(isinstance(stage, SETS) for stage in stages)
@@ -160,7 +162,7 @@ class Exchange:
         self._ranks.use(device)
         self._meet()
         try:
-            tensors, dtypes = _divided_all(tensors, scale)
+            tensors, dtypes = _divided_all(all_reals(tensors), scale)
             mine = Contribution(tensors, self.step, held, scale, error, inner_steps)
             means = self._scaled(self._means(mine), dtypes, scale)
         except BaseException as e:
@@ -169,7 +171,7 @@ class Exchange:
         if not provisional:
             self.commit()
         self._count(start, known)
-        return means
+        return joined(means, self._complex)
 
     def _stage(self) -> Codec | str | Dgc | ScaleCom | SharedSet | Lgc:
         """Returns the codec of the next step."""
@@ -221,7 +223,7 @@ class Exchange:
         codec = self._stage()
         assert not isinstance(codec, SETS), "codecs with sets need all tensors"
         self._index_sets.leave()
-        tensors, dtypes = _divided_all(tensors, scale)
+        tensors, dtypes = _divided_all(all_reals(tensors), scale)
         part = self._frames.start(which, codec, Contribution(tensors, self.step, held, scale, error))
         self.profile.other += time.perf_counter() - start - (self._accounted() - known)
         return Started(part, dtypes, scale)
@@ -250,7 +252,7 @@ class Exchange:
         self._frames.sent = sent
         self.commit()
         self._count(start, known)
-        return means
+        return joined(means, self._complex)
 
     def _take_back(self, error: BaseException, start: float, known: float) -> None:
         """Restores the sender state after a failure, and counts the exchange if its mean is NaN."""
@@ -284,7 +286,7 @@ class Exchange:
 
     def sent(self) -> dict[str, torch.Tensor]:
         """Returns this rank's last update, as receivers decode it."""
-        return self._frames.last()
+        return joined(self._frames.last(), self._complex)
 
     def _count(self, start: float, known: float) -> None:
         """Counts an exchange that began at `start`, when the profile had accounted for `known` seconds."""

@@ -43,8 +43,9 @@ def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 def described(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     """Returns the element types and shapes of tensors. A DTensor has those of this rank's part, and the type
-    also says which part it is."""
-    return {name: (_kind(name, x), tuple(local(x).shape)) for name, x in tensors.items()}
+    also says which part it is. Complex tensors have a last dimension of 2, because ranks
+    exchange them as pairs."""
+    return {name: (_kind(name, x), (*local(x).shape, *((2,) if x.is_complex() else ()))) for name, x in tensors.items()}
 
 
 def _kind(name: str, x: torch.Tensor) -> str:
