@@ -3,8 +3,10 @@
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
 use crate::learned::{self, Chosen};
-use crate::naming::{CHOSEN, Origin, did_you_mean};
+use crate::naming::{CHOSEN, did_you_mean};
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
+use crate::order;
+use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
@@ -16,7 +18,7 @@ use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, Limits, TensorView, Writer};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Encode tensors as a stream of updates
@@ -82,14 +84,15 @@ pub(crate) struct Args {
     /// Tensors against which the first delta (codec `delta`) is made
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Step of the first update, the next ones follow [default: the step in the input's metadata, or else
-    /// the next one, from 0 on]
+    /// Step of the first update, the next ones follow [default: the step in the input's metadata, its name or
+    /// its folder's, or else the next one, from 0 on]
     #[arg(long, value_name = "N")]
     step: Option<u64>,
     /// Key of the step in the inputs' metadata [default: step, global_step, iteration, iter, round or epoch]
     #[arg(long, value_name = "KEY", conflicts_with = "step")]
     meta_step: Option<String>,
-    /// Number of the sender [default: the sender, worker or rank in the input's metadata, or 0]
+    /// Number of the sender [default: the sender, worker or rank in the input's metadata, its name or its
+    /// folder's, or 0]
     #[arg(long, value_name = "N")]
     sender: Option<u64>,
     /// Number of senders, 0 if unknown [default: the world or world_size in the input's metadata, or 0]
@@ -221,11 +224,12 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
     }
     let mut base = args.base.as_deref().map(Dump::open).transpose()?;
     let mut totals = Totals::default();
-    let mut places = Places { args, next: Some(args.step.unwrap_or(next)), seen: HashSet::new() };
+    let guesses = Guesses::default();
+    let mut places = Places { args, next: Some(args.step.unwrap_or(next)), seen: HashSet::new(), guesses };
     let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
-    for (path, number) in args.inputs.iter().zip(0u64..) {
+    for (path, number) in order::arranged(&args.inputs).iter().zip(0u64..) {
         let dump = Dump::open(path)?;
-        let place = places.of(&dump.metadata, quiet).in_file(path)?;
+        let place = places.of(&dump, path, quiet).in_file(path)?;
         if !args.no_metadata && !dump.metadata.is_empty() {
             let metadata = Metadata { entries: dump.metadata.clone() };
             writer.metadata(&metadata).in_output(&args.output)?;
@@ -242,6 +246,9 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
             base = Some(dump);
         }
         progress.add(1);
+    }
+    if !quiet {
+        places.guesses.note();
     }
     if let (Some(path), Some(feedback)) = (&args.feedback, &feedback) {
         let saved = feedback.save();
@@ -275,18 +282,35 @@ struct Places<'a> {
     /// Step of an update whose input does not say it; `None` past the last number.
     next: Option<u64>,
     seen: HashSet<(u64, u64)>,
+    guesses: Guesses,
 }
 
 impl Places<'_> {
-    /// Returns the place of an update with this metadata of its input.
-    fn of(&mut self, metadata: &BTreeMap<String, String>, quiet: bool) -> Result<Place> {
+    /// Returns the place of the update of an input.
+    fn of(&mut self, dump: &Dump, path: &Path, quiet: bool) -> Result<Place> {
         let key = self.args.meta_step.as_deref();
-        let origin = Origin::of_metadata(metadata, key);
-        if let (Some(key), None) = (key, origin.step) {
-            let hint = did_you_mean(key, metadata.keys().map(String::as_str));
+        let said = Origin::said(dump, key);
+        if let (Some(key), None) = (key, said.step) {
+            let hint = did_you_mean(key, dump.metadata.keys().map(String::as_str));
             return Err(Failure::usage(format_args!("its metadata has no step under {key:?}{hint}")));
         }
-        let sender = self.args.sender.or(origin.sender).unwrap_or(0);
+        let Args { step, sender, world, .. } = self.args;
+        let said = Origin {
+            step: step.or(said.step),
+            sender: sender.or(said.sender),
+            world: world.or(said.world),
+            ..said
+        };
+        let origin = said.or_named(path);
+        self.guesses.add(said, origin, path);
+        let sender = origin.sender.unwrap_or(0);
+        let is_other = self.seen.iter().next().is_some_and(|(_, first)| *first != sender);
+        if self.args.feedback.is_some() && is_other {
+            return Err(Failure::usage(format_args!(
+                "it is of sender {sender}, and the inputs before are not: --feedback has the residuals of one \
+                 sender; encode each with its own, or set --sender"
+            )));
+        }
         let said = origin.step.filter(|_| self.args.step.is_none());
         let repeated = said.filter(|step| self.seen.contains(&(*step, sender)));
         let next = || self.next.ok_or_else(|| Failure::usage("the steps exceed 64 bits"));
@@ -301,7 +325,7 @@ impl Places<'_> {
         }
         self.next = step.checked_add(1);
         self.seen.insert((step, sender));
-        Ok(Place { step, sender, world: self.args.world.or(origin.world).unwrap_or(0) })
+        Ok(Place { step, sender, world: origin.world.unwrap_or(0) })
     }
 }
 

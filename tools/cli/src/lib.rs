@@ -27,6 +27,8 @@ mod man;
 mod model;
 mod naming;
 mod options;
+mod order;
+mod origin;
 mod output;
 mod pairs;
 mod parquet;

@@ -3,8 +3,8 @@
 use crate::baselines::{self, Figures, Step};
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::learned::failure;
-use crate::naming::Origin;
 use crate::options::check_output_is_new;
+use crate::origin::Origin;
 use crate::output::{Output, note};
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
@@ -206,7 +206,7 @@ fn steps(paths: &[PathBuf]) -> Result<BTreeMap<u64, BTreeMap<u64, Worker>>> {
     let mut steps: BTreeMap<u64, BTreeMap<u64, Worker>> = BTreeMap::new();
     for path in paths {
         let dump = Dump::open(path)?;
-        let origin = Origin::of(&dump.metadata, path);
+        let origin = Origin::of(&dump, path);
         let (Some(step), Some(sender)) = (origin.step, origin.sender) else {
             let what = "neither its metadata nor its name says its step and worker; name it like run_step0200_worker3";
             return Err(Failure::usage(what)).in_file(path);

@@ -1,13 +1,14 @@
 //! Two files of tensors side by side: the elements that both have, some at a time.
 
 use crate::fail::{InFile, Result};
+use crate::origin::Origin;
 use crate::stream::{Base, Updates};
 use crate::tensors::{Any, Dump, Outline};
 use gcodec::Limits;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorView};
 use gcodec_latent::Models;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// The tensors of one file, or of an update of a stream, which is decoded while it is read.
@@ -35,11 +36,11 @@ impl<'s> Side<'s> {
         Ok(Self::Update { updates, number, base, path })
     }
 
-    /// Returns the metadata of the file, or that before the update.
-    pub(crate) fn metadata(&self) -> Result<BTreeMap<String, String>> {
+    /// Returns the step and the sender of a file of tensors, or of the update.
+    pub(crate) fn origin(&self, path: &Path) -> Origin {
         match self {
-            Self::Tensors(dump) => Ok(dump.metadata.clone()),
-            Self::Update { updates, number, path, .. } => updates.metadata(*number).in_file(path),
+            Self::Tensors(dump) => Origin::of(dump, path),
+            Self::Update { updates, number, .. } => Origin::of_update(updates.header(*number)),
         }
     }
 

@@ -199,7 +199,7 @@ fn error_feedback_is_kept_from_run_to_run() {
     let (a, b) = (worker(0), worker(1));
     encode(&a, "a.gcu", "apart.safetensors");
     encode(&b, "b.gcu", "apart.safetensors");
-    encode(&format!("{a} {b}"), "both.gcu", "once.safetensors");
+    encode(&format!("{a} {b} --sender 0"), "both.gcu", "once.safetensors");
     dir.well("diff apart.safetensors once.safetensors");
     dir.well("diff b.gcu both.gcu");
     // The residual plus the update is the gradient.

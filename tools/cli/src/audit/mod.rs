@@ -7,9 +7,10 @@ use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::inspect::source;
 use crate::learned::ModelArgs;
-use crate::naming::Origin;
 use crate::options::{LimitArgs, check_one_stdin};
-use crate::output::print;
+use crate::order;
+use crate::origin::Origin;
+use crate::output::{print, warn};
 use crate::progress::Progress;
 use crate::stream::{Base, Updates};
 use crate::tensors::kind::is_stream;
@@ -69,6 +70,8 @@ struct Step {
     file: String,
     step: Option<u64>,
     sender: Option<u64>,
+    /// Whether step or sender are from the name of a file or folder.
+    guessed: bool,
     #[serde(flatten)]
     change: Change,
     /// Tensors that changed.
@@ -140,6 +143,9 @@ struct Chain {
     history: HashMap<String, History>,
     totals: BTreeMap<String, Change>,
     steps: Vec<Step>,
+    /// Step of the latest version, if it is known.
+    step: Option<u64>,
+    is_disordered: bool,
 }
 
 impl Chain {
@@ -147,13 +153,13 @@ impl Chain {
         let input = Input::open(path, DEFAULT_MAX_BYTES)?;
         if !is_stream(&input) {
             let dump = Dump::open(path)?;
-            let origin = Origin::of(&dump.metadata, path);
+            let origin = Origin::of(&dump, path);
             return self.add(path, origin, dump.tensors, None).in_file(path);
         }
         let updates = Updates::open(&input, limits).in_file(path)?.with_models(self.models.clone());
         for number in 0..updates.len() {
             let header = updates.header(number);
-            let origin = Origin { step: Some(header.step), sender: Some(header.sender), ..Origin::default() };
+            let origin = Origin::of_update(header);
             let cost = match header.delta {
                 Some(_) => Some(Cost {
                     names: updates.manifest(number).tensors().iter().map(|t| t.name.as_str()).collect(),
@@ -176,6 +182,16 @@ impl Chain {
         tensors: Vec<NamedTensor>,
         cost: Option<&Cost<'_>>,
     ) -> Result<()> {
+        if let (Some(before), Some(step)) = (self.step, origin.step)
+            && step < before
+            && !std::mem::replace(&mut self.is_disordered, true)
+        {
+            let path = path.display();
+            warn(format_args!(
+                "{path}: step {step} after step {before}; give the files in the order of the run"
+            ));
+        }
+        self.step = origin.step.or(self.step);
         if self.weights.is_empty() {
             self.weights = tensors.into_iter().map(keyed).collect();
             return Ok(());
@@ -227,7 +243,8 @@ impl Chain {
         rows.retain(|_, change| change.changed > 0 || change.bytes > Some(0.0));
         let tensors = rows.into_iter().map(|(name, change)| Row { name, ever: None, change }).collect();
         let file = path.display().to_string();
-        self.steps.push(Step { file, step: origin.step, sender: origin.sender, change: sum, tensors });
+        let Origin { step, sender, guessed, .. } = origin;
+        self.steps.push(Step { file, step, sender, guessed, change: sum, tensors });
         Ok(())
     }
 
@@ -242,9 +259,10 @@ impl Chain {
             .map(|(name, change)| Row { ever: ever.get(&name).copied(), name, change })
             .collect();
         let cost = |row: &Row| (row.change.bytes.unwrap_or_default(), row.change.changed);
-        tensors.sort_by(|a, b| {
-            let ((a, changed_a), (b, changed_b)) = (cost(a), cost(b));
-            b.total_cmp(&a).then(changed_b.cmp(&changed_a))
+        tensors.sort_by(|row_a, row_b| {
+            let ((a, changed_a), (b, changed_b)) = (cost(row_a), cost(row_b));
+            let names = || order::compare(&row_a.name, &row_b.name);
+            b.total_cmp(&a).then(changed_b.cmp(&changed_a)).then_with(names)
         });
         Audit {
             elements: self.weights.values().map(|t| t.view().elements()).sum(),

@@ -19,10 +19,11 @@ pub(super) fn text(audit: &Audit, top: usize) -> String {
         sum
     });
     let mut out = format!(
-        "{}, {} elements; {} of them changed at least once\n\n",
+        "{}, {} elements; {} of them changed at least once{}\n\n",
         counted(audit.steps.len() as u64, "step"),
         thousands(audit.elements),
         view::percent(audit.ever as f64 / audit.elements.max(1) as f64),
+        if audit.steps.iter().any(|step| step.guessed) { "; step and sender are from names" } else { "" },
     );
     let mut steps = Table::new(&[&[("step", Align::Right), ("sender", Align::Right)], &COLUMNS[..]].concat());
     let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());

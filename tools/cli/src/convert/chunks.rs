@@ -10,6 +10,7 @@
 use super::pairs::{find, integers, scatter};
 use super::{Foreign, of_model};
 use crate::fail::{Failure, Result};
+use crate::origin::Origin;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::tensor::Dtype;
 use gcodec::{TensorBuf, TensorView};
@@ -39,7 +40,7 @@ pub(super) fn read(dump: &Dump, like: &Dump, grid: Grid) -> Result<Foreign> {
     }
     let transformed = if grid.dct { ", cosine transform undone" } else { "" };
     let label = format!("converted from chunks of {}{transformed}", grid.longest);
-    Ok(Foreign { tensors, label, metadata: dump.metadata.clone(), version: None })
+    Ok(Foreign { tensors, label, metadata: dump.metadata.clone(), said: Origin::said(dump, None) })
 }
 
 /// Returns the values that bytes stand for; `None` if the values are no bytes.

@@ -7,8 +7,9 @@ mod slime;
 
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
-use crate::naming::Origin;
 use crate::options::{check_one_stdin, check_output_is_new};
+use crate::order;
+use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, counted, human_bytes, note};
 use crate::plan;
 use crate::tensors::{Dump, NamedTensor};
@@ -95,16 +96,17 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let mut base = args.base.as_deref().map(Dump::open).transpose()?;
     let mut writer = Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
     let mut kept = 0;
-    for (path, number) in args.inputs.iter().zip(0u64..) {
+    let mut guesses = Guesses::default();
+    for (path, number) in order::arranged(&args.inputs).iter().zip(0u64..) {
         let update = args.read(path, like.as_ref(), base.as_ref()).in_file(path)?;
-        let origin = Origin::of(&update.metadata, path);
-        let step = match args.step {
-            Some(first) => first.saturating_add(number),
-            None => origin.step.or(update.version).unwrap_or(number),
-        };
+        let said = Origin { step: args.step.map(|first| first.saturating_add(number)), ..update.said };
+        let said = Origin { step: said.step.or(update.said.step), ..said };
+        let origin = said.or_named(path);
+        guesses.add(said, origin, path);
         let header = UpdateHeader::default()
-            .with_step(step)
+            .with_step(origin.step.unwrap_or(number))
             .with_sender(origin.sender.unwrap_or(0))
+            .with_world(origin.world.unwrap_or(0))
             .with_label(update.label.clone());
         kept += write(&mut writer, header, &update, base.as_ref()).map_err(|f| f.in_output(&args.output))?;
         if base.is_some() {
@@ -113,6 +115,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     }
     let bytes = writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?;
     if !quiet {
+        guesses.note();
         let name = if is_standard(&args.output) {
             "standard output".into()
         } else {
@@ -134,7 +137,8 @@ struct Foreign {
     tensors: Vec<NamedTensor>,
     label: String,
     metadata: BTreeMap<String, String>,
-    version: Option<u64>,
+    /// Step and sender, as far as the files themselves say them.
+    said: Origin,
 }
 
 impl Args {

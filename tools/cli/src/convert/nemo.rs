@@ -12,6 +12,7 @@
 use super::Foreign;
 use crate::fail::{Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::origin::Origin;
 use crate::tensors::kind::Kind;
 use crate::tensors::{Dump, NamedTensor, Plain};
 use gcodec::{TensorBuf, TensorView};
@@ -52,7 +53,7 @@ pub(super) fn read(path: &Path, base: &Dump) -> Result<Foreign> {
         tensors: base.tensors.iter().map(tensor).collect::<Result<_>>()?,
         label: "converted from NeMo-RL".to_owned(),
         metadata: BTreeMap::new(),
-        version: None,
+        said: Origin::default(),
     })
 }
 
@@ -64,7 +65,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> =
         entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>().in_file(path)?;
     files.retain(|file| file.extension().is_some_and(|extension| extension == "pt"));
-    files.sort();
+    files.sort_by(|a, b| crate::order::compare_paths(a, b));
     match files.is_empty() {
         true => Err(Failure::usage("the folder has no payload .pt")),
         false => Ok(files),

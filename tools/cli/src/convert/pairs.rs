@@ -2,6 +2,7 @@
 
 use super::{Foreign, of_model};
 use crate::fail::{Failure, Result};
+use crate::origin::Origin;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::internal::element::bits_at;
 use gcodec::tensor::Dtype;
@@ -75,7 +76,12 @@ pub(super) fn read(dump: &Dump, like: &Dump) -> Result<Foreign> {
         tensors.push(NamedTensor::new(model.name().to_owned(), dense));
     }
     let metadata = dump.metadata.clone();
-    Ok(Foreign { tensors, label: "converted from indices and values".to_owned(), metadata, version: None })
+    Ok(Foreign {
+        tensors,
+        label: "converted from indices and values".to_owned(),
+        metadata,
+        said: Origin::said(dump, None),
+    })
 }
 
 /// Returns the elements of a tensor of integers.

@@ -11,6 +11,7 @@
 
 use super::Foreign;
 use crate::fail::{Failure, InFile, Result};
+use crate::origin::Origin;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::TensorBuf;
 use std::collections::{BTreeMap, HashMap};
@@ -62,7 +63,7 @@ pub(super) fn read(path: &Path, base: &Dump) -> Result<Foreign> {
         tensors: base.tensors.iter().map(tensor).collect::<Result<_>>()?,
         label: format!("converted from slime, {encoding}"),
         metadata: BTreeMap::new(),
-        version: text("version").parse().ok(),
+        said: Origin { step: text("version").parse().ok(), ..Origin::default() },
     })
 }
 

@@ -4,8 +4,9 @@ use super::report::Wanted;
 use super::{source, view};
 use crate::compare::{Errors, Sums};
 use crate::fail::{Failure, InFile, Result};
-use crate::naming::{Origin, did_you_mean};
+use crate::naming::did_you_mean;
 use crate::options::is_wanted;
+use crate::origin::Origin;
 use crate::output::{Align, Table, thousands};
 use crate::pairs::{self, Side};
 use crate::stream::{Base, Updates};
@@ -63,7 +64,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
         (false, [path]) => {
             let (any, base) = (Any::open(original)?, Base::new());
             let a = Side::of(&any, original, None, &base, limits, &wanted.models)?;
-            compared.update(&a, Origin::of(&a.metadata()?, original), path, wanted, limits)?;
+            compared.update(&a, a.origin(original), path, wanted, limits)?;
         }
         (false, _) => {
             return Err(Failure::usage("one original is that of one file; a folder has those of several"));
@@ -72,7 +73,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
             for original in source::files(&[original.to_owned()])? {
                 let (any, base) = (Any::open(&original)?, Base::new());
                 let a = Side::of(&any, &original, None, &base, limits, &wanted.models)?;
-                let origin = Origin::of(&a.metadata()?, &original);
+                let origin = a.origin(&original);
                 if !wanted.update(origin.step, origin.sender) {
                     continue;
                 }
@@ -113,7 +114,7 @@ impl Compared {
         let (any, base) = (Any::open(path)?, Base::new());
         let (side, step, sender) = match &any {
             Any::Tensors(dump) => {
-                let Origin { step, sender, .. } = Origin::of(&dump.metadata, path);
+                let Origin { step, sender, .. } = Origin::of(dump, path);
                 (Side::Tensors(dump), step, sender)
             }
             Any::Stream(input) => {

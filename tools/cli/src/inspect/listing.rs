@@ -35,7 +35,7 @@ impl Sort {
             Self::Bytes => descending(Tensor::bits),
             Self::Norm => descending(|t| t.norm.unwrap_or(-1.0)),
             Self::Density => descending(|t| t.nonzero().unwrap_or(-1.0)),
-            Self::Name => a.name.cmp(&b.name),
+            Self::Name => crate::order::compare(&a.name, &b.name),
         }
     }
 }
@@ -255,6 +255,7 @@ fn update_columns<'a>() -> Vec<Column<UpdateRow<'a>>> {
         Column::integer("nan", |row| Some(row.update.nan)),
         Column::integer("infinite", |row| Some(row.update.infinite)),
         Column::truth("complete", |row| Some(row.update.complete)),
+        Column::truth("guessed", |row| Some(row.update.guessed)),
     ]
 }
 
@@ -339,7 +340,7 @@ mod tests {
         // A stable sort: tensors of equal size stay as they were.
         sort(&mut all, Sort::Bytes);
         assert!(all.iter().map(|t| &t.name).eq(&names));
-        names.sort();
+        names.sort_by_key(|name| name.parse::<u32>().unwrap());
         sort(&mut all, Sort::Name);
         assert!(all.iter().map(|t| &t.name).eq(&names));
     }

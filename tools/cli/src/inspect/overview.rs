@@ -140,6 +140,11 @@ fn head(reports: &[Report], rows: &[Row<'_>], terminal: &Terminal) -> Vec<String
     let steps = numbers(|u| u.numbered.0.then_some(u.step));
     parts.extend(range("step", &steps));
     parts.extend(range("sender", &numbers(|u| u.numbered.1.then_some(u.sender))));
+    if rows.iter().any(|row| row.update.guessed)
+        && let Some(last) = parts.last_mut()
+    {
+        *last += if rows.len() == 1 { " (from its name)" } else { " (from names)" };
+    }
     parts.push(human_bytes(reports.iter().map(|r| r.bytes).sum()));
     if reports.iter().any(|r| r.version.is_some()) && sum(|u| u.bytes) > 0 {
         parts.push(format!("ratio {}", real(sum(|u| u.source_bytes) as f64 / sum(|u| u.bytes) as f64)));
@@ -204,7 +209,9 @@ fn columns(text: &str) -> usize {
 /// The line of each update; of many, the first, the odd and the last.
 fn updates(rows: &[Row<'_>], several: bool, terminal: &Terminal) -> Vec<String> {
     let shown = chosen(rows);
-    let name = |i: usize| if several { file_name(rows[i].report) } else { String::new() };
+    let files = rows.iter().filter(|_| several).map(|row| row.report.file.as_str()).collect();
+    let files = view::file_names(&files);
+    let name = |i: usize| files.get(&*rows[i].report.file).map_or_else(String::new, |name| printable(name));
     let flag_width = shown.iter().map(|&i| flags(&rows[i]).chars().count()).max().unwrap_or(0);
     let flag_width = if flag_width > 0 { flag_width + 2 } else { 0 };
     let with_ratio = rows.iter().any(|row| row.report.version.is_some());
@@ -217,8 +224,10 @@ fn updates(rows: &[Row<'_>], several: bool, terminal: &Terminal) -> Vec<String> 
     let counts: Vec<(u8, Vec<u64>)> = shown.iter().map(|&i| rows[i].update.stats.exponents.range()).collect();
     let (low, high) = common_range(&counts);
     let names = shown.iter().map(|&i| name(i).chars().count()).max().unwrap_or(0);
-    let keys: BTreeSet<_> = rows.iter().map(|row| (row.update.step, row.update.sender)).collect();
-    let distinct = keys.len() == rows.len() && rows.iter().all(|row| row.update.numbered == (true, true));
+    let number = |known: bool, number: u64| known.then_some(number);
+    let key = |u: &Update| (number(u.numbered.0, u.step), number(u.numbered.1, u.sender));
+    let keys: BTreeSet<_> = rows.iter().map(|row| key(row.update)).collect();
+    let distinct = keys.len() == rows.len();
     let room = left.saturating_sub(SPARK + 2);
     let file_width = match several {
         true if room >= names.min(NAME) => names.max(4).min(room),
@@ -292,11 +301,6 @@ fn painted_flags(row: &Row<'_>, room: usize, terminal: &Terminal) -> String {
             flags.collect::<Vec<_>>().join(", ")
         }
     }
-}
-
-fn file_name(report: &Report) -> String {
-    let path = std::path::Path::new(&report.file);
-    printable(&path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy())
 }
 
 /// Returns the updates to show: all, or the first, the last and the odd ones.

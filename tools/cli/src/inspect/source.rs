@@ -5,8 +5,9 @@ use super::tensor::Tensor;
 use super::update::Update;
 use crate::fail::{Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
-use crate::naming::Origin;
 use crate::options::is_wanted;
+use crate::order;
+use crate::origin::Origin;
 use crate::output::warn;
 use crate::tensors::kind::{self, Kind};
 use crate::tensors::{Dump, shards};
@@ -17,10 +18,11 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Returns the files of the arguments: a folder stands for the files in it that are of a known kind.
+/// Returns the files of the arguments, in the order of the numbers in their names: a folder stands for the
+/// files in it that are of a known kind.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for path in paths {
+    for path in &order::arranged(paths) {
         match path.is_dir() {
             true => files.extend(files_in(path)?),
             false => files.push(path.clone()),
@@ -44,7 +46,7 @@ fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut paths: Vec<PathBuf> =
         entries.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>().in_file(folder)?;
     paths.retain(|path| path.is_file());
-    paths.sort();
+    paths.sort_by(|a, b| order::compare_paths(a, b));
     let mut known = Vec::new();
     let (mut others, mut in_shards) = (0, BTreeSet::new());
     for path in paths {
@@ -131,7 +133,7 @@ fn of_stream(bytes: &[u8], wanted: &Wanted, limits: &Limits) -> (Report, Option<
 
 /// Returns the report on a file of tensors: one update, with the step and the sender that the file says.
 fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) -> Report {
-    let origin = Origin::of(&dump.metadata, path);
+    let origin = Origin::of(dump, path);
     let mut report =
         Report { kind: kind.name(), bytes, ok: true, metadata: dump.metadata.clone(), ..Report::default() };
     if !wanted.update(origin.step, origin.sender) {
@@ -154,7 +156,7 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
     rows.extend(opaque.map(Tensor::of_opaque));
     let mut totals = Totals::default();
     let bytes = if wanted.tensor.is_some() { rows.iter().map(|t| t.source_bytes).sum() } else { bytes };
-    report.updates.push(Update::of_tensors(origin.step, origin.sender, bytes, rows, wanted, &mut totals));
+    report.updates.push(Update::of_tensors(origin, bytes, rows, wanted, &mut totals));
     report.totals = totals;
     report
 }

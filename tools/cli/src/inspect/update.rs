@@ -2,6 +2,7 @@
 
 use super::report::{Totals, Wanted};
 use super::tensor::Tensor;
+use crate::origin::Origin;
 use gcodec::file::report::{TensorReport, UpdateReport};
 use gcodec::frame::{IndexedBlock, Manifest, Reduction, TensorInfo, UpdateHeader};
 use gcodec::reduce::stats::Stats;
@@ -14,6 +15,8 @@ pub(crate) struct Update {
     pub(crate) step: u64,
     pub(crate) round: u64,
     pub(crate) sender: u64,
+    /// Whether step or sender are from the name of a file or folder.
+    pub(crate) guessed: bool,
     pub(crate) world: u64,
     pub(crate) contributors: u64,
     pub(crate) inner_steps: u64,
@@ -109,8 +112,7 @@ impl Update {
 
     /// Returns the update that a file of tensors stands for.
     pub(crate) fn of_tensors(
-        step: Option<u64>,
-        sender: Option<u64>,
+        origin: Origin,
         bytes: u64,
         tensors: Vec<Tensor>,
         wanted: &Wanted,
@@ -118,8 +120,10 @@ impl Update {
     ) -> Self {
         let source_bytes = tensors.iter().map(|t| t.source_bytes).sum();
         let mut update = Self {
-            step: step.unwrap_or_default(),
-            sender: sender.unwrap_or_default(),
+            step: origin.step.unwrap_or_default(),
+            sender: origin.sender.unwrap_or_default(),
+            guessed: origin.guessed,
+            world: origin.world.unwrap_or_default(),
             reduction: "none",
             bytes,
             header_bytes: bytes.saturating_sub(source_bytes),
@@ -128,7 +132,7 @@ impl Update {
             kept: tensors.iter().filter_map(|t| t.kept).sum(),
             complete: true,
             is_read: !wanted.quick,
-            numbered: (step.is_some(), sender.is_some()),
+            numbered: (origin.step.is_some(), origin.sender.is_some()),
             model: model_of(tensors.iter().map(|t| (t.name.as_str(), &t.shape[..]))),
             tensors,
             ..Self::default()

@@ -2,6 +2,8 @@
 
 use super::update::Update;
 use crate::output::human_bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// Formats a number of bytes without a space.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -72,6 +74,26 @@ pub(crate) fn origin(update: &Update) -> String {
     }
 }
 
+/// Names files by what tells them apart: their names without extensions, or the folders in which they differ.
+pub(crate) fn file_names<'f>(files: &BTreeSet<&'f str>) -> BTreeMap<&'f str, String> {
+    let stem = |file: &str| {
+        let path = Path::new(file);
+        path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+    };
+    let stems: BTreeMap<&str, String> = files.iter().map(|file| (*file, stem(file))).collect();
+    if stems.values().collect::<BTreeSet<_>>().len() == files.len() {
+        return stems;
+    }
+    let parts: Vec<Vec<&str>> = files.iter().map(|file| file.split(['/', '\\']).collect()).collect();
+    let shortest = parts.iter().map(Vec::len).min().unwrap_or(0);
+    let same =
+        |part: &dyn Fn(&[&'f str]) -> &'f str| parts.windows(2).all(|pair| part(&pair[0]) == part(&pair[1]));
+    let front = (0..shortest).take_while(|&n| same(&|parts| parts[n])).count();
+    let back = (1..shortest - front).take_while(|&n| same(&|parts| parts[parts.len() - n])).count();
+    let name = |parts: &Vec<&str>| parts[front..parts.len() - back].join("/");
+    files.iter().copied().zip(parts.iter().map(name)).collect()
+}
+
 /// Formats a shape: `3x4`, or `scalar`.
 pub(crate) fn shape(shape: &[u64]) -> String {
     match shape {
@@ -83,6 +105,21 @@ pub(crate) fn shape(shape: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_are_named_by_what_differs() {
+        let names = |files: &[&str]| {
+            let names = file_names(&files.iter().copied().collect());
+            files.iter().map(|file| names[file].clone()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&["a/x.npz", "a/y.npz"]), "x y");
+        assert_eq!(names(&["r/c-1/m.npz", "r/c-2/m.npz", "r/c-10/m.npz"]), "c-1 c-2 c-10");
+        assert_eq!(names(&["r/c-1/a.npz", "r/c-1/b.npz", "r/c-2/a.npz"]), "c-1/a.npz c-1/b.npz c-2/a.npz");
+        assert_eq!(names(&["m.npz", "c/m.npz"]), "m.npz c/m.npz");
+        assert_eq!(names(&["c/m.npz", "c/d/m.npz"]), "m.npz d/m.npz");
+        assert_eq!(names(&["m.npz", "m.npz"]), "m m");
+        assert_eq!(names(&[]), "");
+    }
 
     #[test]
     fn numbers_fit_their_columns() {

@@ -51,12 +51,16 @@ pub(super) fn screen(frame: &mut Frame<'_>, app: &mut App) {
 fn head(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let (update, report) = (app.update(), app.report());
     let width = usize::from(area.width);
+    let (step, sender) = (format!("step {}, ", update.step), format!("sender {}, ", update.sender));
     let place = match update.numbered {
         (false, false) => String::new(),
-        _ => format!("step {}, sender {}, ", update.step, update.sender),
+        (true, false) => step,
+        (false, true) => sender,
+        (true, true) => step + &sender,
     };
+    let guess = if update.guessed { "from its name, " } else { "" };
     let text = format!(
-        "update {} of {}: {place}{}, ratio {}, norm {}, {} NaN",
+        "update {} of {}: {place}{guess}{}, ratio {}, norm {}, {} NaN",
         app.current + 1,
         app.updates.len(),
         human_bytes(update.bytes),

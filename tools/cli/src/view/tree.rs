@@ -134,6 +134,6 @@ fn compare(a: &Node, b: &Node, order: Order) -> std::cmp::Ordering {
         Order::Bytes => b.bits.total_cmp(&a.bits),
         Order::Norm => b.squares.unwrap_or(-1.0).total_cmp(&a.squares.unwrap_or(-1.0)),
         Order::Density => density(b).total_cmp(&density(a)),
-        Order::Name => a.path.cmp(&b.path),
+        Order::Name => crate::order::compare(&a.path, &b.path),
     }
 }
