@@ -1,15 +1,15 @@
 //! Folds: one delta in the place of several.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
+
+use gcodec::frame::Digest;
 
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout::{self, Kind, Record};
 use crate::plan::plan;
 use crate::publish::Sender;
-use crate::weights::Staging;
 
 /// A fold that was stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,11 +33,11 @@ impl Store {
     /// version `to`.
     ///
     /// # Memory
-    /// One group of tensors at both versions.
+    /// One group of tensors at both versions; all tensors if some were added or dropped since the anchor
+    /// before `from`.
     ///
     /// # Errors
-    /// [`Error::Input`] unless `from` is before `to`, and both have the same tensors; the errors of
-    /// [`Store::stage`].
+    /// [`Error::Input`] unless `from` is before `to`; the errors of [`Store::stage`].
     pub fn fold(&self, from: u64, to: u64) -> Result<Folded> {
         let latest = self.latest()?;
         if from == 0 || to > latest {
@@ -51,45 +51,53 @@ impl Store {
         let start = Instant::now();
         let to_first = plan(&self.remote, None, from, &HashSet::new())?;
         let to_last = plan(&self.remote, Some(from), to, &HashSet::new())?;
-        let model = self.model(&to_first.record.model)?;
-        if self.model(&to_last.record.model)?.infos != model.infos {
-            return Err(Error::input(format!("versions {from} and {to} have different tensors")));
-        }
-        // An anchor between them may be the shorter way to `to`.
-        let anew = to_last.steps.first().is_some_and(|step| !step.is_delta());
+        let model = self.model(&to_last.record.model)?;
+        // Groups are the same on the whole way, or else all are built together.
+        let one_table = to_first.has_one_table() && to_last.has_one_table();
+        let parts: Vec<Option<u64>> = match one_table && to_first.record.model == to_last.record.model {
+            true => (0..model.groups.len() as u64).map(Some).collect(),
+            false => vec![None],
+        };
         let (mut all_old, mut all_new) = (Vec::new(), Vec::new());
         let (mut objects, mut touched, mut bytes) = (Vec::new(), 0, 0);
         let codec = to_last.record.codec();
         let sender = Sender { store: self, model: &model, version: to, codec, fresh };
-        for (number, group) in model.groups.iter().enumerate() {
-            let mut old = Staging::new(Arc::clone(&model));
-            self.walk_into(&to_first, &mut old, Some(number as u64))?;
+        for part in parts {
+            let mut old = self.walk(&to_first, None, part)?;
             old.digest();
-            let mut new = Staging::new(Arc::clone(&model));
-            if !anew {
-                new.tensors.clone_from(&old.tensors);
-                new.digests.clone_from(&old.digests);
-                new.changed.clone_from(&old.changed);
-            }
-            self.walk_into(&to_last, &mut new, Some(number as u64))?;
+            let mut new = self.walk(&to_last, Some(old.clone()), part)?;
             new.digest();
+            let groups = part.map_or(0..model.groups.len(), |n| n as usize..n as usize + 1);
+            let tensors = model.groups[groups.clone()].iter().flat_map(Clone::clone);
             let missing = || Error::corrupt(layout::version_path(from), "an anchor lacks a group");
-            let of_group = |staging: &Staging| {
-                staging.digests[group.clone()].iter().copied().collect::<Option<Vec<_>>>()
+            let known = |digests: &mut dyn Iterator<Item = Option<Digest>>| {
+                digests.collect::<Option<Vec<_>>>().ok_or_else(missing)
             };
-            let (before, after) = (of_group(&old).ok_or_else(missing)?, of_group(&new).ok_or_else(missing)?);
-            let changed: Vec<usize> =
-                group.clone().filter(|n| before[n - group.start] != after[n - group.start]).collect();
-            touched += changed.len() as u64;
-            all_old.extend(before);
-            all_new.extend(after);
-            if changed.is_empty() {
-                continue;
+            all_old.extend(match part {
+                Some(_) => known(&mut tensors.clone().map(|n| old.digests[n]))?,
+                None => known(&mut old.digests.iter().copied())?,
+            });
+            all_new.extend(known(&mut tensors.map(|n| new.digests[n]))?);
+            let counterparts = old.model.counterparts(&model.infos);
+            let base = |n: usize| {
+                let old_n = counterparts[n]?;
+                Some((old.tensors[old_n].as_ref()?.view(), old.digests[old_n]))
+            };
+            for number in groups {
+                let differs = |n: &usize| counterparts[*n].and_then(|o| old.digests[o]) != new.digests[*n];
+                let changed: Vec<usize> = model.groups[number].clone().filter(differs).collect();
+                touched += changed.len() as u64;
+                if changed.is_empty() {
+                    continue;
+                }
+                let whole = changed.iter().map(|&n| Some((n, new.tensors[n].as_ref()?.view())));
+                let whole = whole.collect::<Option<HashMap<_, _>>>().ok_or_else(missing)?;
+                let streams = sender.send(Kind::Fold, vec![number], |_| {
+                    sender.encode_changes(number, &changed, base, |n| (whole[&n], new.digests[n]))
+                })?;
+                bytes += layout::size(&streams);
+                objects.extend(streams);
             }
-            let streams = sender
-                .send(Kind::Fold, vec![number], |_| sender.encode_changes(number, &changed, &old, &new))?;
-            bytes += layout::size(&streams);
-            objects.extend(streams);
         }
         // What the fold leads from and to must be the versions that were published.
         let wrong = |version| {

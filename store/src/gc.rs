@@ -79,6 +79,10 @@ impl Store {
         let first = leases.iter().map(|version| version + 1).min().unwrap_or(anchor).min(anchor);
 
         let mut live: HashSet<String> = HashSet::new();
+        // A reader that holds the version before the first compares its tensors with that version's table.
+        if first > 1 {
+            live.insert(self.record(first - 1)?.model.path);
+        }
         let mut add = |record: &Record| {
             live.insert(record.model.path.clone());
             live.extend(record.objects().map(|object| object.path.clone()));

@@ -18,6 +18,8 @@ pub(crate) struct Step {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) objects: Vec<Object>,
+    /// The table of tensors of version `to`.
+    pub(crate) model: Object,
 }
 
 impl Step {
@@ -42,6 +44,11 @@ impl Plan {
     /// Whether an object is one of its.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.steps.iter().flat_map(|step| &step.objects).any(|object| object.path == path)
+    }
+
+    /// Whether all its steps have the table of tensors of the version that it leads to.
+    pub(crate) fn has_one_table(&self) -> bool {
+        self.steps.iter().all(|step| step.model == self.record.model)
     }
 
     /// Returns the bytes of its objects.
@@ -110,7 +117,8 @@ pub(crate) fn plan(remote: &Remote, held: Option<u64>, target: u64, dead: &HashS
         }
         let record = records.get(version, if far { held.unwrap_or(0) + 1 } else { version })?;
         if let Some(anchor) = record.anchor.as_ref().filter(|anchor| alive(anchor)) {
-            let step = Step { from: 0, to: version, objects: anchor.clone() };
+            let (objects, model) = (anchor.clone(), record.model.clone());
+            let step = Step { from: 0, to: version, objects, model };
             let cost = way.cost.saturating_add(step.cost());
             if is_cheaper(&best, cost) {
                 best = Some((cost, version, Some(step)));
@@ -118,14 +126,15 @@ pub(crate) fn plan(remote: &Remote, held: Option<u64>, target: u64, dead: &HashS
         }
         let mut steps = Vec::new();
         if let Some(delta) = &record.delta {
-            steps.push(Step { from: record.parent, to: version, objects: delta.clone() });
+            let (from, objects, model) = (record.parent, delta.clone(), record.model.clone());
+            steps.push(Step { from, to: version, objects, model });
         }
         for &from in folds.get(&version).into_iter().flatten() {
             let path = layout::fold_path(from, version);
             if let Some(fold) = remote.text::<Record>(&path)? {
                 let fold = fold.check(&path, version)?;
                 if let Some(objects) = fold.delta.filter(|_| fold.parent == from) {
-                    steps.push(Step { from, to: version, objects });
+                    steps.push(Step { from, to: version, objects, model: fold.model });
                 }
             }
         }

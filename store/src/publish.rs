@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use gcodec::compress::{self, Digests, Input};
+use gcodec::compress::{self, Change, Digests, Input, codecs::Delta};
 use gcodec::frame::{Digest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::internal::run_digest;
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -17,7 +17,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout::{self, Kind, ModelText, Object, Record};
 use crate::options::Policy;
-use crate::weights::{Model, Replica, Staging, cut};
+use crate::weights::{Model, Replica, Zeros, cut};
 
 /// A version that was published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,22 +104,20 @@ impl<'s> Publisher<'s> {
         let settings = self.store.create_settings()?;
         let last = self.last.as_ref();
         let version = last.map_or(1, |(replica, _)| replica.version + 1);
-        let infos: Vec<TensorInfo> =
-            tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape())).collect();
-        let continues = last.filter(|(replica, _)| replica.model.infos == infos);
-        let model = match continues {
-            Some((replica, _)) => Arc::clone(&replica.model),
-            None => self.new_model(version, infos)?,
-        };
-        let views: Vec<TensorView<'_>> = tensors.iter().map(|(_, view)| *view).collect();
-        let digests = digests(&views, continues.map(|(replica, _)| replica));
-        let differs = |n: &usize| continues.is_none_or(|(replica, _)| replica.digests[*n] != digests[*n]);
-        let changed: Vec<usize> = (0..views.len()).filter(differs).collect();
+        let Next { model, views, old } = self.next(version, tensors)?;
+        let continues = last.filter(|_| is_worth_a_delta(&model, &old));
+        let of_last = last.map(|(replica, _)| replica);
+        let digests = digests(&views, &old, of_last);
+        let old_digest = |n: usize| of_last.zip(old[n]).map(|(last, old)| last.digests[old]);
+        let changed: Vec<usize> = (0..views.len()).filter(|&n| old_digest(n) != Some(digests[n])).collect();
 
         let (store, codec) = (self.store, self.policy.codec);
         let sender = Sender { store, model: &model, version, codec, fresh: settings.grace() / 4 };
         let delta = match continues {
-            Some((replica, _)) => Some(sender.deltas(replica, &views, &digests, &changed)?),
+            Some((last, _)) => {
+                let base = |n: usize| old[n].map(|old| (last.tensors[old].view(), Some(last.digests[old])));
+                Some(sender.deltas(&changed, base, |n| (views[n], Some(digests[n])))?)
+            }
             None => None,
         };
         let delta_bytes = delta.as_deref().map(layout::size);
@@ -161,7 +159,7 @@ impl<'s> Publisher<'s> {
             anchor_bytes: record.anchor.as_deref().map(layout::size),
             bytes: record.bytes,
         };
-        let kept = self.keep(&views, &changed)?;
+        let kept = self.keep(&views, &old, &changed)?;
         self.last = Some((Replica { version, meta, model, tensors: kept, digests }, record));
         Ok(published)
     }
@@ -174,17 +172,43 @@ impl<'s> Publisher<'s> {
     }
 
     /// Copies the changed tensors, and shares the others with the last version.
-    fn keep(&self, views: &[TensorView<'_>], changed: &[usize]) -> Result<Vec<Arc<TensorBuf>>> {
+    fn keep(
+        &self,
+        views: &[TensorView<'_>],
+        old: &[Option<usize>],
+        changed: &[usize],
+    ) -> Result<Vec<Arc<TensorBuf>>> {
         let copy = |view: &TensorView<'_>| {
             TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec()).map(Arc::new)
         };
         let copied =
             changed.par_iter().map(|&n| Ok((n, copy(&views[n])?))).collect::<gcodec::Result<HashMap<_, _>>>();
         let mut copied = copied.map_err(Error::Codec)?;
-        let old = self.last.as_ref().map_or(&[][..], |(replica, _)| &replica.tensors);
-        let keep = |n| copied.remove(&n).or_else(|| old.get(n).cloned());
+        let last = self.last.as_ref().map_or(&[][..], |(replica, _)| &replica.tensors);
+        let keep = |n: usize| copied.remove(&n).or_else(|| last.get(old[n]?).cloned());
         let kept = (0..views.len()).map(keep).collect::<Option<_>>();
         kept.ok_or_else(|| Error::input("an unchanged tensor has no older version"))
+    }
+
+    /// Finds the tensors in the last version. A version with the same tensors in another order has the last
+    /// one's table, so that no delta depends on the order.
+    fn next<'t>(&self, version: u64, tensors: &'t [(&str, TensorView<'t>)]) -> Result<Next<'t>> {
+        let infos: Vec<TensorInfo> =
+            tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape())).collect();
+        let last = self.last.as_ref().map(|(replica, _)| &replica.model);
+        let old = last.map_or_else(|| vec![None; infos.len()], |last| last.counterparts(&infos));
+        if let Some(last) = last.filter(|last| last.infos.len() == infos.len()) {
+            let found: HashMap<usize, TensorView<'t>> =
+                old.iter().zip(tensors).filter_map(|(old, (_, view))| Some(((*old)?, *view))).collect();
+            // Some are missing if the last version lacks a tensor, or if a name is repeated.
+            let ordered: Option<Vec<_>> = (0..infos.len()).map(|n| found.get(&n).copied()).collect();
+            if let Some(views) = ordered {
+                let old = (0..infos.len()).map(Some).collect();
+                return Ok(Next { model: Arc::clone(last), views, old });
+            }
+        }
+        let views = tensors.iter().map(|(_, view)| *view).collect();
+        Ok(Next { model: self.new_model(version, infos)?, views, old })
     }
 
     fn new_model(&self, version: u64, infos: Vec<TensorInfo>) -> Result<Arc<Model>> {
@@ -196,6 +220,21 @@ impl<'s> Publisher<'s> {
         self.store.remote.upload(&[(object, text)], std::time::Duration::ZERO)?;
         Ok(Arc::new(model))
     }
+}
+
+/// Tensors of the version to publish, in the order of its table.
+struct Next<'t> {
+    model: Arc<Model>,
+    views: Vec<TensorView<'t>>,
+    /// For each tensor, its number in the last version; `None` if that has none of its name, type and shape.
+    old: Vec<Option<usize>>,
+}
+
+/// Whether at least half of the bytes are in tensors that the last version has. Below, a delta saves little,
+/// and an anchor begins a new chain.
+fn is_worth_a_delta(model: &Model, old: &[Option<usize>]) -> bool {
+    let new = model.infos.iter().zip(old).filter(|(_, old)| old.is_none());
+    new.fold(0, |sum: u64, (info, _)| sum.saturating_add(info.bytes())) <= model.bytes() / 2
 }
 
 pub(crate) fn nonce() -> String {
@@ -218,31 +257,26 @@ impl Sender<'_> {
     fn anchors(&self, new: &[TensorView<'_>]) -> Result<Vec<Object>> {
         self.send(Kind::Anchor, (0..self.model.groups.len()).collect(), |group| {
             let tensors: Vec<usize> = self.model.groups[group].clone().collect();
-            let input = |&n: &usize| self.input(group, n, new[n], None);
-            self.encode(group, &tensors.iter().map(input).collect::<Vec<_>>(), Digests::default())
+            let inputs: Vec<_> = tensors.iter().map(|&n| self.input(group, n, new[n], None)).collect();
+            let codecs = vec![Codec::Lossless; inputs.len()];
+            self.encode(group, &inputs, &codecs, Digests::default(), Codec::Lossless)
         })
     }
 
-    /// Uploads the differences of the `changed` tensors. `digests`: of the new tensors.
-    fn deltas(
+    /// Uploads the differences of the `changed` tensors. `base`: tensor and digest in the version before;
+    /// `None` if that has no such tensor. `new`: tensor and digest now.
+    fn deltas<'t>(
         &self,
-        old: &Replica,
-        new: &[TensorView<'_>],
-        digests: &[Digest],
         changed: &[usize],
+        base: impl Fn(usize) -> Option<Known<'t>>,
+        new: impl Fn(usize) -> Known<'t>,
     ) -> Result<Vec<Object>> {
         let mut groups: Vec<usize> = changed.iter().map(|&n| self.model.group_of(n)).collect();
         groups.dedup();
         self.send(Kind::Delta, groups, |group| {
-            let of_group = |n: &&usize| self.model.groups[group].contains(n);
-            let (mut inputs, mut known) = (Vec::new(), Digests::default());
-            for &n in changed.iter().filter(of_group) {
-                let input = self.input(group, n, new[n], Some(old.tensors[n].view()));
-                known.keep_base(input.tensor, old.digests[n]);
-                known.keep_result(input.tensor, digests[n]);
-                inputs.push(input);
-            }
-            self.encode(group, &inputs, known)
+            let of_group: Vec<usize> =
+                changed.iter().copied().filter(|n| self.model.groups[group].contains(n)).collect();
+            self.encode_changes(group, &of_group, &base, &new)
         })
     }
 
@@ -269,28 +303,36 @@ impl Sender<'_> {
         Ok(sent)
     }
 
-    /// Encodes the differences of tensors of a group, whose digests both stagings know.
-    pub(crate) fn encode_changes(
+    /// Encodes the differences of tensors of a group. `base`, `new`: as in [`Self::deltas`].
+    pub(crate) fn encode_changes<'t>(
         &self,
         group: usize,
         changed: &[usize],
-        old: &Staging,
-        new: &Staging,
+        base: impl Fn(usize) -> Option<Known<'t>>,
+        new: impl Fn(usize) -> Known<'t>,
     ) -> Result<Vec<u8>> {
-        let (mut inputs, mut known) = (Vec::new(), Digests::default());
-        for &n in changed {
-            let missing = || Error::input("a changed tensor is missing");
-            let of = |staging: &'_ Staging| staging.digests[n];
-            let (before, after) = (old.tensors[n].as_ref(), new.tensors[n].as_ref());
-            let (before, after) = (before.ok_or_else(missing)?, after.ok_or_else(missing)?);
-            let input = self.input(group, n, after.view(), Some(before.view()));
-            if let (Some(base), Some(result)) = (of(old), of(new)) {
-                known.keep_base(input.tensor, base);
-                known.keep_result(input.tensor, result);
+        let bases: Vec<_> = changed.iter().map(|&n| base(n)).collect();
+        let whole = changed.iter().zip(&bases).filter(|(_, base)| base.is_none());
+        let zeros = Zeros::of(whole.map(|(&n, _)| &self.model.infos[n]));
+        let (mut inputs, mut known, mut codecs) = (Vec::new(), Digests::default(), Vec::new());
+        for (&n, base) in changed.iter().zip(&bases) {
+            let (view, result) = new(n);
+            let (before, digest) = match base {
+                Some((view, digest)) => (*view, *digest),
+                None => (zeros.like(&self.model.infos[n]).map_err(Error::Codec)?, None),
+            };
+            let input = self.input(group, n, view, Some(before));
+            if let Some(digest) = digest {
+                known.keep_base(input.tensor, digest);
+            }
+            if let Some(digest) = result {
+                known.keep_result(input.tensor, digest);
             }
             inputs.push(input);
+            // Differences from zeros are longer than the elements.
+            codecs.push(if base.is_some() { self.codec } else { overwriting() });
         }
-        self.encode(group, &inputs, known)
+        self.encode(group, &inputs, &codecs, known, self.codec)
     }
 
     /// Returns a tensor of a group as the input of a compressor.
@@ -305,38 +347,43 @@ impl Sender<'_> {
         Input { tensor, name: &self.model.infos[n].name, view, base }
     }
 
-    /// Encodes tensors of a group as a stream with one update: a delta if they have bases.
-    fn encode(&self, group: usize, inputs: &[Input<'_>], known: Digests) -> Result<Vec<u8>> {
-        let is_delta = inputs.iter().any(|input| input.base.is_some());
-        let codec = if is_delta { self.codec } else { Codec::Lossless };
-        encode_stream(&self.model.manifests[group], inputs, known, codec, self.version).map_err(Error::Codec)
+    /// Encodes tensors of a group as a stream with one update. `known`: digests of tensors, for a delta.
+    /// `label`: the codec of most of them.
+    fn encode(
+        &self,
+        group: usize,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        mut known: Digests,
+        label: Codec,
+    ) -> Result<Vec<u8>> {
+        let mut stream = || {
+            let blocks = compress::pending(inputs, codecs, &compress::Options::default())?;
+            let deltas = layout::is_delta(&label).then(|| blocks.deltas(&mut known));
+            let header = UpdateHeader::default().with_step(self.version).with_label(label.to_string());
+            let mut encoder = Encoder::new(EncodeOptions::default());
+            let mut out = Vec::new();
+            encoder.update(&mut out, &header.with_delta(deltas), &self.model.manifests[group], blocks)?;
+            encoder.finish(&mut out);
+            Ok(out)
+        };
+        stream().map_err(Error::Codec)
     }
 }
 
-/// Returns the digests of tensors. Those that equal the tensors of the last version have its digests.
-fn digests(new: &[TensorView<'_>], last: Option<&Replica>) -> Vec<Digest> {
-    let digest = |(n, view): (usize, &TensorView<'_>)| match last {
-        Some(last) if last.tensors[n].data() == view.data() => last.digests[n],
-        _ => tensor_digest(*view),
-    };
-    new.par_iter().enumerate().map(digest).collect()
+/// A tensor, and its digest if it is known.
+type Known<'t> = (TensorView<'t>, Option<Digest>);
+
+/// Returns the codec of tensors that the version before does not have.
+fn overwriting() -> Codec {
+    Codec::Delta(Delta { values: Change::Overwrite, ..Delta::default() })
 }
 
-/// Encodes tensors as a stream with one update. `known`: digests of tensors, for a delta.
-fn encode_stream(
-    manifest: &Arc<gcodec::frame::Manifest>,
-    inputs: &[Input<'_>],
-    mut known: Digests,
-    codec: Codec,
-    step: u64,
-) -> gcodec::Result<Vec<u8>> {
-    let codecs = vec![codec; inputs.len()];
-    let blocks = compress::pending(inputs, &codecs, &compress::Options::default())?;
-    let deltas = layout::is_delta(&codec).then(|| blocks.deltas(&mut known));
-    let header = UpdateHeader::default().with_step(step).with_label(codec.to_string()).with_delta(deltas);
-    let mut encoder = Encoder::new(EncodeOptions::default());
-    let mut out = Vec::new();
-    encoder.update(&mut out, &header, manifest, blocks)?;
-    encoder.finish(&mut out);
-    Ok(out)
+/// Returns the digests of tensors. Those that equal the tensors of the last version have its digests.
+fn digests(new: &[TensorView<'_>], old: &[Option<usize>], last: Option<&Replica>) -> Vec<Digest> {
+    let digest = |(view, old): (&TensorView<'_>, &Option<usize>)| match last.zip(*old) {
+        Some((last, old)) if last.tensors[old].data() == view.data() => last.digests[old],
+        _ => tensor_digest(*view),
+    };
+    new.par_iter().zip(old).map(digest).collect()
 }

@@ -17,7 +17,8 @@ const FIRST: u64 = 16 << 10;
 
 impl Store {
     /// Downloads one tensor of a version: of the anchor, only its own blocks, by the stream's index. `None`:
-    /// the latest version.
+    /// the latest version. Between a version that added or dropped tensors and the next anchor, the whole
+    /// version is downloaded.
     ///
     /// The blocks are checked by their CRC-32, and by the digests of the deltas that touch the tensor; not by
     /// the digest of the whole version.
@@ -35,6 +36,10 @@ impl Store {
         let tensor = model.find(name);
         let tensor =
             tensor.ok_or_else(|| Error::input(format!("version {target} has no tensor {name:?}")))?;
+        if !plan.has_one_table() {
+            let mut whole = self.pull(None, Some(target))?;
+            return Ok(Arc::unwrap_or_clone(whole.tensors.swap_remove(tensor)));
+        }
         let group = model.group_of(tensor) as u64;
         let of_group = |objects: &[Object]| objects.iter().find(|object| object.group == group).cloned();
         let (anchors, deltas): (Vec<_>, Vec<_>) = plan.steps.iter().partition(|step| !step.is_delta());

@@ -11,8 +11,8 @@ use rayon::prelude::*;
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout;
-use crate::plan::{Plan, plan};
-use crate::weights::{Replica, Staging};
+use crate::plan::{Plan, Step, plan};
+use crate::weights::{Model, Replica, Staging};
 
 /// Ways that are tried before a pull fails: each failure rules out at least one object.
 const WAYS: usize = 16;
@@ -22,8 +22,8 @@ const WAYS: usize = 16;
 #[derive(Debug)]
 pub struct Staged {
     pub(crate) staging: Staging,
-    /// Version and digests that the receiver held.
-    held: Option<(u64, Vec<Digest>)>,
+    /// Version that the receiver held, its table, and its digests.
+    held: Option<(u64, Arc<Model>, Vec<Digest>)>,
     version: u64,
     state: Digest,
     meta: BTreeMap<String, String>,
@@ -59,15 +59,15 @@ impl Staged {
         let missing = || Error::corrupt(layout::version_path(self.version), "a tensor is missing");
         let tensors = self.staging.tensors.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let digests = self.staging.digests.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
-        let touched = match &self.held {
-            Some((_, old)) if old.len() == digests.len() => {
-                (0..digests.len()).filter(|&n| old[n] != digests[n]).collect()
-            }
-            _ => (0..digests.len()).collect(),
+        let old = match &self.held {
+            Some((_, model, _)) => model.counterparts(&self.staging.model.infos),
+            None => vec![None; digests.len()],
         };
+        let held_digest = |n: usize| self.held.as_ref().zip(old[n]).map(|((_, _, held), old)| held[old]);
+        let touched = (0..digests.len()).filter(|&n| held_digest(n) != Some(digests[n])).collect();
         let (version, meta, model) = (self.version, self.meta, self.staging.model);
         let replica = Replica { version, meta, model, tensors, digests };
-        Ok(Verified { replica, held: self.held.map(|(version, _)| version), touched })
+        Ok(Verified { replica, held: self.held.map(|(version, ..)| version), touched })
     }
 }
 
@@ -216,7 +216,7 @@ impl Store {
                 Err(Error::Unreachable { .. }) if first.is_some() => break,
                 Err(e) => return Err(e),
             };
-            match self.walk(&plan, held) {
+            match self.walk(&plan, held.map(Staging::of), None) {
                 Ok(staging) => return finish(staging, &plan, held),
                 // The object may be gone or damaged; another way may avoid it.
                 Err(error) => match path_of(&error).filter(|path| plan.has(path)) {
@@ -265,51 +265,58 @@ impl Store {
         }
     }
 
-    /// Follows a plan.
-    fn walk(&self, plan: &Plan, held: Option<&Replica>) -> Result<Staging> {
+    /// Follows a plan, from what the receiver holds or from an anchor. `group`: only the objects of one
+    /// group, of a plan with one table.
+    pub(crate) fn walk(&self, plan: &Plan, held: Option<Staging>, group: Option<u64>) -> Result<Staging> {
         let starts_anew = plan.steps.first().is_some_and(|step| !step.is_delta());
-        let model = self.model(&plan.record.model)?;
         let mut staging = match held.filter(|_| !starts_anew) {
-            Some(held) if held.model.infos == model.infos => Staging::of(held),
-            Some(_) => return Err(Error::corrupt(&plan.record.model.path, "the deltas change the tensors")),
-            None => Staging::new(model),
+            Some(held) => held,
+            None => {
+                let first = plan.steps.first().map_or(&plan.record.model, |step| &step.model);
+                Staging::new(self.model(first)?)
+            }
         };
-        self.walk_into(plan, &mut staging, None)?;
-        Ok(staging)
-    }
-
-    /// Applies the objects of a plan. `group`: only those of one group.
-    pub(crate) fn walk_into(&self, plan: &Plan, staging: &mut Staging, group: Option<u64>) -> Result<()> {
-        let steps = plan.steps.iter();
-        let all = steps.flat_map(|step| step.objects.iter().map(|object| (object, step.is_delta())));
-        let wanted: Vec<_> = all.filter(|(object, _)| group.is_none_or(|g| g == object.group)).collect();
-        self.remote.expect(wanted.iter().map(|(object, _)| object.size).fold(0, u64::saturating_add));
+        let steps = plan.steps.iter().enumerate();
+        let all = steps.flat_map(|(n, step)| step.objects.iter().map(move |object| (n, object)));
+        let wanted: Vec<_> = all.filter(|(_, object)| group.is_none_or(|g| g == object.group)).collect();
+        self.remote.expect(wanted.iter().map(|(_, object)| object.size).fold(0, u64::saturating_add));
         let mut rest = wanted.as_slice();
+        // Steps that were begun. Also one without objects may drop a tensor that a later one brings back.
+        let mut begun = 0;
         while !rest.is_empty() {
             let mut bytes = 0u64;
-            let fits = rest.iter().take_while(|(object, _)| {
+            let fits = rest.iter().take_while(|(_, object)| {
                 bytes = bytes.saturating_add(object.size);
                 bytes <= self.remote.options.memory
             });
             let (batch, later) = rest.split_at(fits.count().max(1));
-            let objects: Vec<_> = batch.iter().map(|(object, _)| *object).collect();
+            let objects: Vec<_> = batch.iter().map(|(_, object)| *object).collect();
             let fetched = self.remote.fetch(&objects)?;
-            for ((object, is_delta), bytes) in batch.iter().zip(fetched) {
-                let applied = staging.apply(object, &bytes, *is_delta, None, &self.remote.options.limits);
-                applied?;
+            for (&(n, object), bytes) in batch.iter().zip(fetched) {
+                staging = self.begin(staging, &plan.steps[begun..=n])?;
+                begun = n + 1;
+                let is_delta = plan.steps[n].is_delta();
+                staging.apply(object, &bytes, is_delta, None, &self.remote.options.limits)?;
             }
             rest = later;
         }
-        Ok(())
+        self.begin(staging, &plan.steps[begun..])
+    }
+
+    /// Gives a staging the tables of steps, one after another.
+    fn begin(&self, staging: Staging, steps: &[Step]) -> Result<Staging> {
+        let new = |staging: &Staging, step: &Step| staging.model.object != step.model;
+        steps.iter().try_fold(staging, |staging, step| match new(&staging, step) {
+            true => Ok(staging.with_model(self.model(&step.model)?)),
+            false => Ok(staging),
+        })
     }
 }
 
 fn finish(staging: Staging, plan: &Plan, held: Option<&Replica>) -> Result<Staged> {
     let record = &plan.record;
-    let same_tensors = |held: &&Replica| held.model.infos == staging.model.infos;
-    let old = held.filter(same_tensors).map_or_else(Vec::new, |held| held.digests.clone());
     Ok(Staged {
-        held: held.map(|held| (held.version, old)),
+        held: held.map(|held| (held.version, Arc::clone(&held.model), held.digests.clone())),
         version: record.version,
         state: layout::digest(&record.state, &layout::version_path(record.version))?,
         meta: record.meta.clone(),

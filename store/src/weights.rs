@@ -1,6 +1,6 @@
 //! Whole weights in memory: the table of tensors, the tensors, and what a stream changes in them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -56,6 +56,11 @@ impl Model {
         self.by_name.get(name).copied()
     }
 
+    /// For each of `infos`, returns the number of the tensor here with its name, type and shape.
+    pub(crate) fn counterparts(&self, infos: &[TensorInfo]) -> Vec<Option<usize>> {
+        infos.iter().map(|info| self.find(&info.name).filter(|&n| self.infos[n] == *info)).collect()
+    }
+
     /// Returns the group of a tensor.
     pub(crate) fn group_of(&self, tensor: usize) -> usize {
         self.groups.partition_point(|group| group.end <= tensor)
@@ -106,7 +111,8 @@ impl Replica {
         &self.meta
     }
 
-    /// Returns the tensors, in the publisher's order.
+    /// Returns the tensors, in the order of the version's table: the publisher's, or that of the version
+    /// before if both have the same tensors.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, TensorView<'_>)> {
         self.model.infos.iter().zip(&self.tensors).map(|(info, tensor)| (info.name.as_str(), tensor.view()))
     }
@@ -123,19 +129,18 @@ impl Replica {
 }
 
 /// Tensors on their way to a version: what is known of it, and the tensors that streams may have changed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Staging {
     pub(crate) model: Arc<Model>,
     pub(crate) tensors: Vec<Option<Arc<TensorBuf>>>,
     /// Digests of the tensors, where they are known: an anchor's are computed when they are needed.
     pub(crate) digests: Vec<Option<Digest>>,
-    pub(crate) changed: BTreeSet<usize>,
 }
 
 impl Staging {
     pub(crate) fn new(model: Arc<Model>) -> Self {
         let n = model.infos.len();
-        Self { model, tensors: vec![None; n], digests: vec![None; n], changed: BTreeSet::new() }
+        Self { model, tensors: vec![None; n], digests: vec![None; n] }
     }
 
     pub(crate) fn of(replica: &Replica) -> Self {
@@ -143,8 +148,18 @@ impl Staging {
             model: Arc::clone(&replica.model),
             tensors: replica.tensors.iter().cloned().map(Some).collect(),
             digests: replica.digests.iter().copied().map(Some).collect(),
-            changed: BTreeSet::new(),
         }
+    }
+
+    /// Continues with another table: tensors that both have, with the same type and shape, stay.
+    pub(crate) fn with_model(mut self, model: Arc<Model>) -> Self {
+        let mut next = Self::new(Arc::clone(&model));
+        for (n, old) in self.model.counterparts(&model.infos).into_iter().enumerate() {
+            let Some(old) = old else { continue };
+            next.tensors[n] = self.tensors[old].take();
+            next.digests[n] = self.digests[old];
+        }
+        next
     }
 
     /// Applies an object: the whole tensors of its group, or a delta to them. `only`: tensors to decode.
@@ -184,12 +199,12 @@ impl Staging {
             let n = group.start + number as usize;
             self.tensors[n] = Some(Arc::new(tensor));
             self.digests[n] = digest;
-            self.changed.insert(n);
         }
         Ok(())
     }
 
-    /// Decodes tensors of a group. Digests that are known are not computed again.
+    /// Decodes tensors of a group. Digests that are known are not computed again. The base of a tensor that
+    /// is not here is zeros.
     fn decode(
         &self,
         file: &gcodec::file::File<'_>,
@@ -198,23 +213,31 @@ impl Staging {
         names: &HashSet<&str>,
         limits: &Limits,
     ) -> gcodec::Result<Vec<(u64, TensorBuf, Option<Digest>)>> {
+        // Checks first that the wanted tensors fit into the memory of `limits`.
         let mut assembler = Assembler::new(manifest, limits, |name| names.contains(name))?;
+        let is_new =
+            |n: &usize| self.tensors[*n].is_none() && names.contains(self.model.infos[*n].name.as_str());
+        let zeros = Zeros::of(group.clone().filter(is_new).map(|n| &self.model.infos[n]));
         for n in group {
-            let (name, Some(tensor)) = (&self.model.infos[n].name, &self.tensors[n]) else { continue };
-            match self.digests[n] {
-                Some(digest) => assembler.base_with_digest(name, tensor.view(), digest)?,
-                None => assembler.base(name, tensor.view())?,
+            let info = &self.model.infos[n];
+            match (&self.tensors[n], self.digests[n]) {
+                (Some(tensor), Some(digest)) => {
+                    assembler.base_with_digest(&info.name, tensor.view(), digest)?;
+                }
+                (Some(tensor), None) => assembler.base(&info.name, tensor.view())?,
+                (None, _) if is_new(&n) => assembler.base(&info.name, zeros.like(info)?)?,
+                (None, _) => {}
             }
         }
         file.apply(0, &mut assembler)?;
         assembler.finish_with_digests()
     }
 
-    /// Computes the digests of the changed tensors, and returns the digest of all; `None` if some are
+    /// Computes the digests that are not known yet, and returns the digest of all; `None` if some are
     /// missing.
     pub(crate) fn digest(&mut self) -> Option<Digest> {
         let (tensors, digests) = (&self.tensors, &self.digests);
-        let unknown: Vec<usize> = self.changed.iter().copied().filter(|&n| digests[n].is_none()).collect();
+        let unknown: Vec<usize> = (0..digests.len()).filter(|&n| digests[n].is_none()).collect();
         let computed: Vec<(usize, Digest)> = unknown
             .par_iter()
             .filter_map(|&n| Some((n, tensor_digest(tensors[n].as_ref()?.view()))))
@@ -224,5 +247,21 @@ impl Staging {
         }
         let all: Option<Vec<Digest>> = self.digests.iter().copied().collect();
         all.map(|all| run_digest(&all))
+    }
+}
+
+/// Bytes of zeros: the bases of tensors that the version before does not have.
+pub(crate) struct Zeros(Vec<u8>);
+
+impl Zeros {
+    /// Returns enough for each of the tensors.
+    pub(crate) fn of<'i>(infos: impl Iterator<Item = &'i TensorInfo>) -> Self {
+        // What is never touched takes no memory.
+        Self(vec![0; infos.map(|info| info.bytes() as usize).max().unwrap_or(0)])
+    }
+
+    /// Returns a tensor of zeros.
+    pub(crate) fn like<'z>(&'z self, info: &'z TensorInfo) -> gcodec::Result<TensorView<'z>> {
+        TensorView::new(info.dtype, &info.shape, self.0.get(..info.bytes() as usize).unwrap_or_default())
     }
 }

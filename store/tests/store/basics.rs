@@ -99,23 +99,6 @@ fn only_what_changed_is_touched() {
 }
 
 #[test]
-fn other_tensors_begin_a_chain() {
-    let store = open(&memory());
-    fill(&store, 2);
-    let held = store.pull(None, None).unwrap();
-    let mut publisher = Publisher::new(&store, policy(100)).unwrap();
-    let mut next = weights(3);
-    next.pop();
-    let published = publisher.publish(&views(&next), BTreeMap::new()).unwrap();
-    assert!(published.anchor_bytes.is_some() && published.delta_bytes.is_none());
-    let replica = store.pull(Some(held), None).unwrap();
-    assert!(replica.tensors().eq(views(&next)));
-    assert!(matches!(store.fold(2, 3), Err(Error::Input(_))));
-    let twice = [views(&next)[0], views(&next)[0]];
-    assert!(matches!(publisher.publish(&twice, BTreeMap::new()), Err(Error::Codec(_))));
-}
-
-#[test]
 fn a_chain_that_outweighs_its_anchor_ends() {
     let store = open(&memory());
     let mut publisher = Publisher::new(&store, policy(u64::MAX)).unwrap();

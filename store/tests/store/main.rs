@@ -7,4 +7,5 @@ mod faults;
 mod faulty;
 mod races;
 mod servers;
+mod tables;
 mod weights;
