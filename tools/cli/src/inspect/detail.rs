@@ -31,6 +31,9 @@ pub(crate) fn text(tensor: &Tensor, terminal: &Terminal) -> String {
         count(tensor.elements.saturating_mul(tensor.updates)),
         view::share(tensor.nonzero()),
     ));
+    if let Some(placement) = &tensor.placement {
+        lines.push(format!("  {}", printable(placement)));
+    }
     if let Some(reason) = &tensor.opaque {
         lines.push(format!("  opaque: {}", printable(reason)));
         return lines.iter().map(|line| format!("{line}\n")).collect();

@@ -1,10 +1,10 @@
 //! Lists of tensors and of updates: as text, and as tables for programs.
 
-use super::opaque;
 use super::report::Report;
 use super::tensor::Tensor;
 use super::update::Update;
 use super::view;
+use super::{opaque, placement};
 use crate::fail::Result;
 use crate::output::{self, Align, thousands};
 use crate::parquet;
@@ -117,8 +117,9 @@ pub(crate) fn text(tensors: &[Tensor], all: f64, terminal: &Terminal) -> String 
     for row in &rows {
         table.row(order.iter().map(|&column| row[column].clone()).collect::<Vec<_>>());
     }
-    let opaque = opaque::lines(tensors).into_iter().map(|line| fit(&line, terminal.width) + "\n");
-    table.to_string() + &opaque.collect::<String>()
+    let lines = placement::lines(tensors).into_iter().chain(opaque::lines(tensors));
+    let lines = lines.map(|line| fit(&line, terminal.width) + "\n");
+    table.to_string() + &lines.collect::<String>()
 }
 
 fn cells(tensor: &Tensor, all: f64, terminal: &Terminal) -> [String; 12] {

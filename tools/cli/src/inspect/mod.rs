@@ -6,6 +6,7 @@ mod html;
 mod listing;
 mod opaque;
 mod overview;
+mod placement;
 mod report;
 pub(crate) mod source;
 mod tensor;

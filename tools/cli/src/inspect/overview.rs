@@ -1,10 +1,10 @@
 //! The default output: a screen that answers the first questions on a dump.
 
-use super::opaque;
 use super::report::Report;
 use super::tensor::Tensor;
 use super::update::Update;
 use super::view;
+use super::{opaque, placement};
 use crate::output::{counted, human_bytes, printable, real};
 use crate::terminal::{Ink, Terminal, bar, fit, sparkline};
 use std::collections::{BTreeSet, HashMap};
@@ -46,6 +46,7 @@ pub(crate) fn render(reports: &[Report], tensors: &[Tensor], terminal: &Terminal
         lines.push(String::new());
         lines.extend(costs(tensors, terminal));
     }
+    lines.extend(placement::lines(tensors).iter().map(|line| fit(line, terminal.width)));
     lines.extend(opaque::lines(tensors).iter().map(|line| fit(line, terminal.width)));
     let advice = advice(reports, &rows, tensors);
     lines.extend(

@@ -10,7 +10,8 @@ use crate::order;
 use crate::origin::Origin;
 use crate::output::warn;
 use crate::tensors::kind::{self, Kind};
-use crate::tensors::{Dump, shards};
+use crate::tensors::torch::dcp;
+use crate::tensors::{Dump, Outline, shards};
 use gcodec::Limits;
 use gcodec::file::File;
 use gcodec::reduce::stats::StatsOptions;
@@ -48,7 +49,7 @@ fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     paths.retain(|path| path.is_file());
     paths.sort_by(|a, b| order::compare_paths(a, b));
     let mut known = Vec::new();
-    let (mut others, mut in_shards) = (0, BTreeSet::new());
+    let (mut others, mut in_shards, mut parts) = (0, BTreeSet::new(), Vec::new());
     for path in paths {
         let Ok(input) = Input::open(&path, 0) else {
             others += 1;
@@ -60,9 +61,21 @@ fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
                     .extend(shards::files(&input).in_file(&path)?.into_iter().map(|name| folder.join(name)));
                 known.push(path);
             }
+            Ok(Kind::Distributed) => {
+                in_shards
+                    .extend(dcp::files(&input).in_file(&path)?.into_iter().map(|name| folder.join(name)));
+                known.push(path);
+            }
+            _ if dcp::is_part(&path) => parts.push(path),
             Ok(_) => known.push(path),
             Err(_) => others += 1,
         }
+    }
+    // Reading the checkpoint warns of its further parts.
+    if !parts.is_empty() && dcp::of_folder(folder).is_none() {
+        let what =
+            "parts of a PyTorch distributed checkpoint without its file .metadata, which says what is where";
+        return Err(Failure::invalid(what)).in_file(folder);
     }
     // The index of shards stands for its files.
     known.retain(|path| !in_shards.contains(path));
@@ -106,8 +119,8 @@ fn of_bytes(
             let mut bytes = input.len() as u64;
             let dump = Dump::parse(kind, input, path)?;
             dump.warn_of_opaque(path);
-            if kind == Kind::Shards {
-                bytes += dump.tensors.iter().map(|t| t.view().data().len() as u64).sum::<u64>();
+            if matches!(kind, Kind::Shards | Kind::Distributed) {
+                bytes += dump.tensors.iter().map(|t| Outline::from(t).bytes()).sum::<u64>();
             }
             Ok((of_dump(path, kind, bytes, &dump, wanted), None))
         }
@@ -145,8 +158,10 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
     let mut rows: Vec<Tensor> = dense
         .map(|t| match wanted.quick {
             true => {
-                let mut row = Tensor::unread(t.name(), t.view().dtype(), t.view().shape());
-                row.value_bits = t.view().data().len() as f64 * 8.0;
+                // The elements of chunks are put together only where they are read.
+                let outline = Outline::from(t);
+                let mut row = Tensor::unread(outline.name, outline.dtype, outline.shape);
+                row.value_bits = outline.bytes() as f64 * 8.0;
                 row
             }
             false => Tensor::of_dense(t.name(), &t.view(), &options),
@@ -154,6 +169,9 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
         .collect();
     let opaque = dump.opaque.iter().filter(|t| is_wanted(&t.name));
     rows.extend(opaque.map(Tensor::of_opaque));
+    for row in &mut rows {
+        row.placement = dump.placements.get(&row.name).cloned();
+    }
     let mut totals = Totals::default();
     let bytes = if wanted.tensor.is_some() { rows.iter().map(|t| t.source_bytes).sum() } else { bytes };
     report.updates.push(Update::of_tensors(origin, bytes, rows, wanted, &mut totals));

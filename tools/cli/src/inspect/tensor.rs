@@ -51,6 +51,9 @@ pub(crate) struct Tensor {
     /// Why its elements are not read, if it is a tensor of a type that is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) opaque: Option<String>,
+    /// In how many chunks and which files it lies; only tensors of distributed checkpoints have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) placement: Option<String>,
     /// Bytes of the dense tensor.
     #[serde(skip)]
     pub(crate) source_bytes: u64,
@@ -232,6 +235,8 @@ impl Tensor {
         self.zeros = known.then_some(stats.zeros);
         self.error = self.error.take().or_else(|| other.error.clone());
         self.opaque = self.opaque.take().or_else(|| other.opaque.clone());
+        self.placement =
+            self.placement.take().filter(|placement| Some(placement) == other.placement.as_ref());
         self.divide();
     }
 

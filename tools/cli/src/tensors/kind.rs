@@ -1,5 +1,6 @@
 //! Kinds of files, found by the first bytes and not by the name.
 
+use super::torch::dcp;
 use super::{archive, gguf};
 use crate::fail::{Failure, Result};
 use gcodec::frame::MAGIC;
@@ -21,6 +22,8 @@ pub(crate) enum Kind {
     Npy,
     /// A state dict of `torch.save`: a zip archive with a pickle.
     Torch,
+    /// The `.metadata` of a distributed checkpoint of PyTorch, which names its other files.
+    Distributed,
     /// A model of llama.cpp.
     Gguf,
 }
@@ -35,6 +38,7 @@ impl Kind {
             Self::Npz => "npz",
             Self::Npy => "npy",
             Self::Torch => "PyTorch",
+            Self::Distributed => "PyTorch distributed checkpoint",
             Self::Gguf => "GGUF",
         }
     }
@@ -50,6 +54,7 @@ impl Kind {
         match bytes {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Ok(Self::Npy),
             [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => of_archive(bytes),
+            _ if dcp::is_metadata(bytes) => Ok(Self::Distributed),
             _ if bytes.starts_with(gguf::MAGIC) => Ok(Self::Gguf),
             // A length of the header below 2^40, and a header that is a JSON object.
             [_, _, _, _, _, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
@@ -66,10 +71,9 @@ impl Kind {
 /// # Errors
 /// Also for a part of a distributed checkpoint, which only the whole explains.
 pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<Kind> {
-    if path.extension().is_some_and(|extension| extension == "distcp") {
+    if dcp::is_part(path) {
         return Err(Failure::invalid(
-            "a part of a PyTorch distributed checkpoint: `python -m \
-             torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER out.pt` makes one file of its folder",
+            "a part of a PyTorch distributed checkpoint: give its folder, or the file .metadata in it",
         ));
     }
     Kind::of(bytes)

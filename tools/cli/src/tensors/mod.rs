@@ -4,6 +4,7 @@
 //! Every length in a file is checked against the file's size before anything is allocated for it.
 
 mod archive;
+mod chunked;
 mod gguf;
 pub(crate) mod kind;
 pub(crate) mod npy;
@@ -11,11 +12,12 @@ pub(crate) mod npz;
 mod opaque;
 pub(crate) mod safetensors;
 pub(crate) mod shards;
-mod torch;
+pub(crate) mod torch;
 
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::output::Output;
+use chunked::Chunked;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use kind::Kind;
@@ -36,6 +38,8 @@ pub(crate) struct Dump {
     pub(crate) opaque: Vec<Opaque>,
     /// Integers and texts beside the tensors, by name; only PyTorch's files have them.
     pub(crate) plain: HashMap<String, Plain>,
+    /// In which chunks and files tensors lie, by name; only distributed checkpoints have them.
+    pub(crate) placements: HashMap<String, String>,
 }
 
 /// A value that is no tensor.
@@ -89,6 +93,7 @@ impl Dump {
             Kind::Npz => npz::read(&input, DEFAULT_MAX_BYTES),
             Kind::Npy => Ok(Self { tensors: vec![npy::read(&input, stem(path))?], ..Self::default() }),
             Kind::Torch => torch::read(&input),
+            Kind::Distributed => torch::dcp::read(path, &input),
             Kind::Gguf => gguf::read(&input),
         }
     }
@@ -116,6 +121,9 @@ impl Any {
 
 /// Returns the kind and the bytes of the file at `path`. A pipe of no known kind is not read to its end.
 fn open_kind(path: &Path) -> Result<(Kind, Input)> {
+    // The folder of a distributed checkpoint stands for the file that describes it.
+    let metadata = torch::dcp::of_folder(path);
+    let path = metadata.as_deref().unwrap_or(path);
     let input = match Opened::open(path)? {
         Opened::Whole(input) => input,
         Opened::Pipe(pipe) => {
@@ -150,6 +158,7 @@ impl NamedTensor {
         let data = match self.data {
             Data::Owned(bytes) => bytes,
             shared @ Data::Shared { .. } => shared.to_vec(),
+            Data::Chunked(chunked) => chunked.into_bytes(),
         };
         Ok((self.name, TensorBuf::new(self.dtype, self.shape, data)?))
     }
@@ -240,7 +249,7 @@ impl<'a> Outline<'a> {
     }
 
     /// Returns the number of bytes of the elements.
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let elements = gcodec::internal::elements(self.shape);
         elements.and_then(|elements| self.dtype.bytes_for(elements)).unwrap_or(u64::MAX)
     }
@@ -276,11 +285,12 @@ pub(crate) fn check_output(path: &Path) -> Result<Format> {
     }
 }
 
-/// A tensor's bytes: owned, or a part of the file.
+/// A tensor's bytes: owned, a part of the file, or in several chunks.
 #[derive(Debug)]
 enum Data {
     Owned(Vec<u8>),
     Shared { input: Arc<Input>, range: Range<usize> },
+    Chunked(Box<Chunked>),
 }
 
 impl Deref for Data {
@@ -291,6 +301,7 @@ impl Deref for Data {
             Self::Owned(bytes) => bytes,
             // The range was checked against the input when it was made.
             Self::Shared { input, range } => &input[range.clone()],
+            Self::Chunked(chunked) => chunked.bytes(),
         }
     }
 }

@@ -13,6 +13,24 @@ pub(super) enum Element {
 }
 
 impl Element {
+    /// Returns the name of the type.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Known(dtype) => dtype.name(),
+            Self::Untyped => "bytes",
+            Self::Other(name, _) => name,
+        }
+    }
+
+    /// Returns the bytes of an element.
+    pub(super) fn width(self) -> u64 {
+        match self {
+            Self::Known(dtype) => u64::from(dtype.bits()) / 8,
+            Self::Untyped => 1,
+            Self::Other(_, width) => width,
+        }
+    }
+
     /// Returns the type of a class of storages: `torch.FloatStorage`.
     pub(super) fn of_storage(class: &str) -> Self {
         let class = class.rsplit('.').next().unwrap_or_default();

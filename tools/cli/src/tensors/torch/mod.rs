@@ -9,9 +9,11 @@
 //!
 //! The archive's entries are stored, so tensors borrow from the mapped file if their elements are contiguous.
 
+pub(crate) mod dcp;
 mod elements;
 mod pickle;
 mod strided;
+mod values;
 
 use super::archive::{self, Archive};
 use super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
@@ -46,7 +48,13 @@ pub(crate) fn prefix(archive: &Archive<'_>) -> Option<String> {
 
 /// Reads all tensors, in the order of the pickle.
 pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
-    let mut archive = archive::open(input)?;
+    read_range(input, 0..input.len())
+}
+
+/// Reads all tensors of the archive that is this part of the input.
+fn read_range(input: &Arc<Input>, range: Range<usize>) -> Result<Dump> {
+    let start = range.start;
+    let mut archive = archive::open(&input[range])?;
     let prefix = prefix(&archive).ok_or_else(|| Failure::invalid("a zip archive without data.pkl"))?;
     let order = entry(&mut archive, &format!("{prefix}byteorder"), 16).ok();
     if order.is_some_and(|order| order.trim_ascii() == b"big") {
@@ -58,6 +66,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
     let pickle = Pickle::read(&pickle).map_err(|e| e.about("data.pkl"))?;
     let mut reader = Reader {
         input,
+        start,
         archive,
         prefix,
         pickle: &pickle,
@@ -85,6 +94,11 @@ fn entry(archive: &mut Archive<'_>, name: &str, max_bytes: u64) -> Result<Vec<u8
     }
 }
 
+/// Returns the name of the tensor at `path`, which is empty if the file is one tensor.
+fn named(path: &str) -> String {
+    if path.is_empty() { "tensor".to_owned() } else { path.to_owned() }
+}
+
 /// The bytes of a storage in the file.
 #[derive(Debug, Clone)]
 struct Storage {
@@ -94,6 +108,8 @@ struct Storage {
 
 struct Reader<'a> {
     input: &'a Arc<Input>,
+    /// Where the archive begins in the input.
+    start: usize,
     archive: Archive<'a>,
     prefix: String,
     pickle: &'a Pickle,
@@ -139,7 +155,7 @@ impl Reader<'_> {
             },
             Node::Persistent(_) => {
                 let storage = self.storage(id).map_err(|e| e.about(quoted(path)))?;
-                let name = path.clone();
+                let name = named(path);
                 match storage.element {
                     Element::Other(dtype, width) => {
                         let bytes = storage.range.len() as u64;
@@ -161,6 +177,7 @@ impl Reader<'_> {
     /// Names an entry of a dict: its key, or its number if the key is no plain value.
     fn key(&self, id: Id, number: usize) -> String {
         match self.pickle.node(id) {
+            Node::Text(key) if key.is_empty() => number.to_string(),
             Node::Text(key) => key.clone(),
             Node::Int(key) => key.to_string(),
             Node::Float(key) => key.to_string(),
@@ -185,13 +202,13 @@ impl Reader<'_> {
         let about = |e: Failure, path: &str| e.about(quoted(path));
         match (name.strip_prefix("torch._utils._rebuild_").unwrap_or(name), arguments) {
             ("tensor_v2" | "tensor_v3" | "qtensor", arguments) => {
-                self.tensor(path, arguments).map_err(|e| about(e, path))
+                self.tensor(&named(path), arguments).map_err(|e| about(e, path))
             }
             ("parameter" | "parameter_with_state", [tensor, ..]) => self.walk(*tensor, path, depth + 1),
             ("meta_tensor_no_storage", [_, size, ..]) => {
                 let shape = self.numbers(*size).map_err(|e| about(e, path))?;
                 let reason = "a tensor on the device meta has no elements";
-                self.dump.opaque.push(Opaque::new(path.clone(), "meta", Some(shape), 0, reason));
+                self.dump.opaque.push(Opaque::new(named(path), "meta", Some(shape), 0, reason));
                 Ok(())
             }
             ("sparse_tensor", [layout, parts]) => self.sparse(*layout, *parts, path, depth),
@@ -228,6 +245,7 @@ impl Reader<'_> {
             _ => &[],
         };
         let Node::Tuple(parts) = self.pickle.node(parts) else { return self.walk(parts, path, depth + 1) };
+        *path = named(path);
         for (number, part) in parts.iter().enumerate() {
             match names.get(number) {
                 Some(name) => self.inside(name, *part, path, depth)?,
@@ -260,7 +278,7 @@ impl Reader<'_> {
             },
             _ => 0,
         };
-        Some(Opaque::new(path.to_owned(), "numpy", Some(shape), bytes as u64, NUMPY))
+        Some(Opaque::new(named(path), "numpy", Some(shape), bytes as u64, NUMPY))
     }
 
     /// Adds a storage as a tensor of one dimension.
@@ -329,23 +347,7 @@ impl Reader<'_> {
 
     /// Returns the dimensions in a tuple, or in a `torch.Size` of one.
     fn numbers(&self, id: Id) -> Result<Vec<u64>> {
-        let wrong = || Failure::invalid("its shape is no tuple of numbers");
-        let items = match self.pickle.node(id) {
-            Node::Tuple(items) => items,
-            Node::Call(_, arguments) => match self.pickle.node(*arguments) {
-                Node::Tuple(arguments) if arguments.len() == 1 => match self.pickle.node(arguments[0]) {
-                    Node::Tuple(items) | Node::List(items) => items,
-                    _ => return Err(wrong()),
-                },
-                _ => return Err(wrong()),
-            },
-            _ => return Err(wrong()),
-        };
-        let number = |id: &Id| match self.pickle.node(*id) {
-            Node::Int(number) => u64::try_from(*number).map_err(|_| wrong()),
-            _ => Err(wrong()),
-        };
-        items.iter().map(number).collect()
+        self.pickle.numbers(id).ok_or_else(|| Failure::invalid("its shape is no tuple of numbers"))
     }
 
     /// Finds the bytes of `('storage', type, key, location, elements)`.
@@ -369,7 +371,10 @@ impl Reader<'_> {
         }
         let start = file.data_start().ok_or_else(wrong)?;
         let range = usize::try_from(start).ok().zip(usize::try_from(file.size()).ok());
-        let range = range.and_then(|(start, len)| Some(start..start.checked_add(len)?));
+        let range = range.and_then(|(start, len)| {
+            let start = self.start.checked_add(start)?;
+            Some(start..start.checked_add(len)?)
+        });
         let range = range.filter(|r| r.end <= self.input.len()).ok_or_else(wrong)?;
         drop(file);
         self.storages.insert(key.clone(), range.clone());

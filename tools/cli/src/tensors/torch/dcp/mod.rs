@@ -1,0 +1,200 @@
+//! Distributed checkpoints of PyTorch: a folder with the pickle `.metadata` and files `.distcp`.
+//!
+//! ```text
+//! __0_0.distcp: chunk, chunk, .. (each an archive of torch.save with one tensor, or another object)
+//! .metadata:    for each tensor its type, shape and chunks; for each chunk its file, offset and length
+//! ```
+//! A chunk whose file is missing, or that is not what `.metadata` says, makes its tensor opaque.
+
+mod metadata;
+
+use super::super::chunked::{Chunk, Chunked};
+use super::super::{Data, Dump, NamedTensor, Opaque, check_unique};
+use super::elements::Element;
+use crate::fail::{Failure, InFile, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::output::{counted, warn};
+use gcodec::internal::elements;
+use gcodec::tensor::Dtype;
+use metadata::{Metadata, Stored, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Name of the file that says what the others have.
+const NAME: &str = ".metadata";
+/// The class of its object, which stands in the beginning.
+const CLASS: &[u8] = b"torch.distributed.checkpoint.metadata";
+/// Bytes in which the class is looked for.
+const HEAD: usize = 1024;
+/// Most files that a placement names.
+const MAX_NAMED: usize = 1;
+
+/// Whether the bytes are those of a `.metadata`.
+pub(crate) fn is_metadata(bytes: &[u8]) -> bool {
+    let head = &bytes[..bytes.len().min(HEAD)];
+    head.starts_with(b"\x80") && head.windows(CLASS.len()).any(|window| window == CLASS)
+}
+
+/// Returns the `.metadata` of a folder that has one.
+pub(crate) fn of_folder(path: &Path) -> Option<PathBuf> {
+    Some(path.join(NAME)).filter(|file| path.is_dir() && file.is_file())
+}
+
+/// Whether the file is a part of a checkpoint by its name.
+pub(crate) fn is_part(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "distcp")
+}
+
+/// Returns the names of the files that a `.metadata` lists.
+pub(crate) fn files(metadata: &[u8]) -> Result<BTreeSet<String>> {
+    Ok(Metadata::read(metadata)?.stored.into_iter().map(|stored| stored.file).collect())
+}
+
+/// Reads all tensors of the checkpoint whose folder or `.metadata` is at `path`.
+pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    let metadata = Metadata::read(bytes)?;
+    let files = Files::open(folder, &metadata.stored)?;
+    let mut dump = Dump::default();
+    for tensor in &metadata.tensors {
+        let placement = placement(tensor, &metadata.stored);
+        dump.placements.insert(tensor.name.clone(), placement);
+        match files.tensor(tensor, &metadata.stored) {
+            Ok(read) => dump.tensors.push(read),
+            Err(reason) => {
+                let dtype = tensor.element.name();
+                let bytes = elements(&tensor.shape).and_then(|n| n.checked_mul(tensor.element.width()));
+                let shape = Some(tensor.shape.clone());
+                dump.opaque.push(Opaque::new(tensor.name.clone(), dtype, shape, bytes.unwrap_or(0), reason));
+            }
+        }
+    }
+    if dump.tensors.is_empty() && dump.opaque.is_empty() {
+        return Err(Failure::invalid("a distributed checkpoint without tensors"));
+    }
+    check_unique(dump.names(), Failure::invalid)?;
+    if let [first, more @ ..] = &metadata.others[..] {
+        let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+        warn(format_args!("{}: {first:?}{more} left out: no tensors", path.display()));
+    }
+    files.warn_of_others(folder);
+    Ok(dump)
+}
+
+/// Says in how many chunks a tensor lies, and in which files.
+fn placement(tensor: &Tensor, stored: &[Stored]) -> String {
+    let cuts = |d: usize| tensor.chunks.iter().map(|c| c.offsets.get(d)).collect::<BTreeSet<_>>().len();
+    let cut: Vec<String> = (0..tensor.shape.len()).filter(|d| cuts(*d) > 1).map(|d| d.to_string()).collect();
+    let along = match &cut[..] {
+        [] => String::new(),
+        [one] => format!(" along dimension {one}"),
+        more => format!(" along dimensions {}", more.join(", ")),
+    };
+    let files = tensor.chunks.iter().filter_map(|chunk| Some(stored[chunk.stored?].file.as_str()));
+    let files: Vec<&str> = files.collect::<BTreeSet<_>>().into_iter().collect();
+    let named = files[..files.len().min(MAX_NAMED)].join(", ");
+    let more = match files.len().saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{along} in {named}{more}", counted(tensor.chunks.len() as u64, "chunk"))
+}
+
+/// The files of a checkpoint, by name; `None` for one that is not there.
+struct Files(BTreeMap<String, Option<Arc<Input>>>);
+
+impl Files {
+    /// Opens the files, and checks that what is stored fills each of them.
+    fn open(folder: &Path, stored: &[Stored]) -> Result<Self> {
+        let mut ranges: BTreeMap<&str, Vec<&Range<u64>>> = BTreeMap::new();
+        for Stored { file, range, .. } in stored {
+            ranges.entry(file).or_default().push(range);
+        }
+        let mut files = BTreeMap::new();
+        for (file, mut ranges) in ranges {
+            let path = folder.join(file);
+            if !path.exists() {
+                files.insert(file.to_owned(), None);
+                continue;
+            }
+            let input = Input::open(&path, DEFAULT_MAX_BYTES)?;
+            ranges.sort_unstable_by_key(|range| (range.start, range.end));
+            check(&ranges, input.len() as u64).in_file(&path)?;
+            files.insert(file.to_owned(), Some(Arc::new(input)));
+        }
+        Ok(Self(files))
+    }
+
+    /// Puts a tensor together. The error is the reason why it cannot.
+    fn tensor(&self, tensor: &Tensor, stored: &[Stored]) -> std::result::Result<NamedTensor, String> {
+        let Element::Known(dtype) = tensor.element else {
+            return Err("elements of this type are not read".to_owned());
+        };
+        let mut chunks = Vec::with_capacity(tensor.chunks.len());
+        for chunk in &tensor.chunks {
+            let about = |what: &str| format!("its chunk at {:?} {what}", chunk.offsets);
+            let stored = &stored[chunk.stored.ok_or_else(|| about("is in no file"))?];
+            let place = format!("in {} at byte {:#x}", stored.file, stored.range.start);
+            let data =
+                self.piece(stored, dtype, &chunk.sizes).map_err(|e| about(&format!("{place}: {e}")))?;
+            chunks.push(Chunk { offsets: chunk.offsets.clone(), sizes: chunk.sizes.clone(), data });
+        }
+        let chunked = Chunked::new(dtype.bits() as usize / 8, &tensor.shape, chunks)?;
+        Ok(NamedTensor {
+            name: tensor.name.clone(),
+            dtype,
+            shape: tensor.shape.clone(),
+            data: Data::Chunked(Box::new(chunked)),
+        })
+    }
+
+    /// Returns the elements of a stored chunk.
+    fn piece(&self, stored: &Stored, dtype: Dtype, sizes: &[u64]) -> std::result::Result<Data, String> {
+        let Some(Some(input)) = self.0.get(&stored.file) else {
+            return Err("the file is not there".to_owned());
+        };
+        if !stored.transforms.is_empty() {
+            return Err(format!("it is transformed by {}", stored.transforms.join(", ")));
+        }
+        // The range was found to lie in the file.
+        let range = stored.range.start as usize..stored.range.end as usize;
+        let dump = super::read_range(input, range).map_err(|e| e.message)?;
+        match <[NamedTensor; 1]>::try_from(dump.tensors) {
+            Ok([piece]) if dump.opaque.is_empty() && (piece.dtype, &piece.shape[..]) == (dtype, sizes) => {
+                Ok(piece.data)
+            }
+            _ => Err(format!("it is not one tensor of {} with the shape {sizes:?}", dtype.name())),
+        }
+    }
+
+    /// Names parts in the folder that belong to no tensor.
+    fn warn_of_others(&self, folder: &Path) {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let is_other = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            is_part(path) && name.is_none_or(|name| !self.0.contains_key(name))
+        };
+        let others = entries.map(|entry| entry.path()).filter(is_other).count() as u64;
+        if others > 0 {
+            let files = counted(others, "file");
+            warn(format_args!("{}: {files} .distcp left out, which {NAME} does not name", folder.display()));
+        }
+    }
+}
+
+/// Checks that sorted ranges fill `len` bytes, each byte once.
+fn check(ranges: &[&Range<u64>], len: u64) -> Result<()> {
+    let starts = ranges.iter().map(|range| range.start).chain([len]);
+    let ends = [0].into_iter().chain(ranges.iter().map(|range| range.end));
+    for (start, end) in starts.zip(ends) {
+        if start != end {
+            return Err(Failure::invalid(format_args!(
+                "{NAME} describes other bytes than its {len}: one entry ends at byte {end:#x}, and the next \
+                 begins at {start:#x}; the files are of different saves, or damaged"
+            )));
+        }
+    }
+    Ok(())
+}

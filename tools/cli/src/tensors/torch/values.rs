@@ -1,0 +1,91 @@
+//! What the values of a pickle mean: classes, attributes, numbers.
+
+use super::pickle::{Id, Node, Pickle};
+
+impl Pickle {
+    /// Returns the class of an object, or the function whose result it is.
+    pub(super) fn class(&self, id: Id) -> Option<&str> {
+        match self.node(id) {
+            Node::Filled(object, _) => match self.node(*object) {
+                Node::Call(callable, _) => self.name(*callable),
+                _ => None,
+            },
+            Node::Call(callable, _) => self.name(*callable),
+            _ => None,
+        }
+    }
+
+    /// Returns a name of Python.
+    pub(super) fn name(&self, id: Id) -> Option<&str> {
+        match self.node(id) {
+            Node::Global(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Returns what was put into an object.
+    pub(super) fn state(&self, id: Id) -> Option<Id> {
+        match self.node(id) {
+            Node::Filled(_, state) => Some(*state),
+            _ => None,
+        }
+    }
+
+    /// Returns the keys and values of a dict, or of an object that is one.
+    pub(super) fn pairs(&self, id: Id) -> &[[Id; 2]] {
+        match self.node(id) {
+            Node::Dict(items) => items.as_chunks::<2>().0,
+            Node::Filled(_, contents) => match self.node(*contents) {
+                Node::Dict(items) => items.as_chunks::<2>().0,
+                _ => &[],
+            },
+            _ => &[],
+        }
+    }
+
+    /// Returns the value of a key in [`Pickle::pairs`].
+    pub(super) fn value(&self, id: Id, key: &str) -> Option<Id> {
+        let is_key = |id: Id| matches!(self.node(id), Node::Text(text) if text == key);
+        self.pairs(id).iter().find(|pair| is_key(pair[0])).map(|pair| pair[1])
+    }
+
+    /// Returns the items of a tuple or a list.
+    pub(super) fn items(&self, id: Id) -> Option<&[Id]> {
+        match self.node(id) {
+            Node::Tuple(items) | Node::List(items) => Some(items),
+            _ => None,
+        }
+    }
+
+    /// Returns the arguments of a call.
+    pub(super) fn arguments(&self, id: Id) -> Option<&[Id]> {
+        match self.node(id) {
+            Node::Call(_, arguments) => self.items(*arguments),
+            _ => None,
+        }
+    }
+
+    pub(super) fn text(&self, id: Id) -> Option<&str> {
+        match self.node(id) {
+            Node::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns a number that is not negative.
+    pub(super) fn number(&self, id: Id) -> Option<u64> {
+        match self.node(id) {
+            Node::Int(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns the numbers in a tuple, or in a `torch.Size` of one.
+    pub(super) fn numbers(&self, id: Id) -> Option<Vec<u64>> {
+        let items = match self.arguments(id) {
+            Some([of]) => self.items(*of)?,
+            _ => self.items(id)?,
+        };
+        items.iter().map(|id| self.number(*id)).collect()
+    }
+}
