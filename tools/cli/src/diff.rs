@@ -16,8 +16,8 @@ use std::path::PathBuf;
 
 /// Compare two files of tensors, tensor by tensor
 ///
-/// Exits with 0 if they are equal, with 1 if they differ. Each file is a .safetensors, .npz, .npy or gcodec
-/// stream.
+/// Exits with 0 if they are equal, with 1 if they differ. Each is a file of tensors, a gcodec stream, an
+/// index of shards, or the folder of a checkpoint.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -62,6 +62,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let models = args.models.models()?;
     let (a, b) = (Any::open(&args.a)?, Any::open(&args.b)?);
     let side = |any, path| Side::of(any, path, args.step, &base, &limits, &models);
+    let faults = [(&a, &args.a), (&b, &args.b)].map(|(any, path)| match any {
+        Any::Tensors(dump) => dump.fault().map(|failure| failure.in_file(path)),
+        Any::Stream(_) => None,
+    });
     let (a, b) = (side(&a, &args.a)?, side(&b, &args.b)?);
     // An .npy's tensor has no name but that of its file.
     let is_nameless = [&args.a, &args.b].iter().any(|path| Format::of_path(path) == Some(Format::Npy));
@@ -72,7 +76,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     } else {
         print(report.text(args.all))?;
     }
-    Ok(if report.equal { Outcome::Well } else { Outcome::Differs })
+    // Of what is missing, nobody knows whether it is equal.
+    match faults.into_iter().flatten().next() {
+        Some(failure) => Err(failure),
+        None => Ok(if report.equal { Outcome::Well } else { Outcome::Differs }),
+    }
 }
 
 /// Report of `diff`.

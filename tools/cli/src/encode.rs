@@ -66,7 +66,8 @@ Examples:
   produce | gcodec encode - -o - --codec sbc:density=0.001 | send
   gcodec encode grad2.safetensors -o run.gcu --codec sbc --feedback residual.safetensors --append")]
 pub(crate) struct Args {
-    /// Tensors: .safetensors, .npz, .npy, .pt or .gguf; `-` is standard input. Each file becomes an update
+    /// Tensors: .safetensors, .npz, .npy, .pt or .gguf, or the folder of a checkpoint; `-` is standard input.
+    /// Each becomes an update
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
     /// Stream to write, named *.gcu by convention; `-` is standard output

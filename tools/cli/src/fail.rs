@@ -41,12 +41,13 @@ pub(crate) struct Failure {
     /// Message: lowercase, no final stop.
     pub(crate) message: String,
     broken_pipe: bool,
+    has_nothing: bool,
 }
 
 impl Failure {
     /// Returns a failure with this code and message.
     pub(crate) fn new(code: Code, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string(), broken_pipe: false }
+        Self { code, message: message.to_string(), broken_pipe: false, has_nothing: false }
     }
 
     /// Returns a usage error.
@@ -57,6 +58,16 @@ impl Failure {
     /// Returns an error of corrupt or invalid input.
     pub(crate) fn invalid(message: impl fmt::Display) -> Self {
         Self::new(Code::Invalid, message)
+    }
+
+    /// Returns the error of a sound file that has no tensors; among other files, it is left out.
+    pub(crate) fn without_tensors(what: &str) -> Self {
+        Self { has_nothing: true, ..Self::invalid(format_args!("{what} without tensors")) }
+    }
+
+    /// Whether the file is sound and has no tensors.
+    pub(crate) fn has_nothing(&self) -> bool {
+        self.has_nothing
     }
 
     /// Returns an error of an exceeded limit.

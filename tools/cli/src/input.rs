@@ -65,6 +65,9 @@ impl Opened {
             }
             Pipe::new(Box::new(file)).map(Self::Pipe)
         };
+        if path.is_dir() {
+            return Err(crate::tensors::folder::refusal(path));
+        }
         open().in_file(path)
     }
 }

@@ -4,7 +4,6 @@ mod change;
 mod table;
 
 use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::inspect::source;
 use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
@@ -13,8 +12,7 @@ use crate::origin::Origin;
 use crate::output::{print, warn};
 use crate::progress::Progress;
 use crate::stream::{Base, Updates};
-use crate::tensors::kind::is_stream;
-use crate::tensors::{Dump, NamedTensor};
+use crate::tensors::{Any, Dump, NamedTensor, folder};
 use change::{Change, History};
 use gcodec::Limits;
 use gcodec_latent::Models;
@@ -40,7 +38,8 @@ Examples:
   gcodec audit sync.gcu --base step0000.safetensors --group 2
   gcodec audit weights/ --csv > changes.csv")]
 pub(crate) struct Args {
-    /// Streams, files of whole weights, and folders of them, in the order of the run
+    /// Streams, files of whole weights, and folders, in the order of the run: one folder alone has the files
+    /// of a run, each of several is a checkpoint
     #[arg(required = true, value_name = "CHAIN")]
     inputs: Vec<PathBuf>,
     /// Weights before the first delta
@@ -112,12 +111,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(base) = &args.base {
         chain.weights = Dump::open(base)?.tensors.into_iter().map(keyed).collect();
     }
-    let files = source::files(&args.inputs)?;
+    let files = files(&args.inputs)?;
     let progress = Progress::new(files.len() as u64, "comparing", false);
     for path in &files {
         chain.add_file(path, &limits)?;
         progress.add(1);
     }
+    let fault = chain.fault.take();
     let audit = chain.finish();
     if audit.steps.is_empty() {
         return Err(Failure::usage("one version alone changes nothing; --base FILE is the one before"));
@@ -127,7 +127,21 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         (_, true) => table::csv(&audit)?,
         _ => table::text(&audit, args.top),
     })?;
-    Ok(Outcome::Well)
+    fault.map_or(Ok(Outcome::Well), Err)
+}
+
+/// Returns the files of the run. Each of several folders is a checkpoint; one alone has those of a run.
+fn files(inputs: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    match inputs {
+        [_] => source::files(inputs),
+        _ => source::files(&inputs.iter().map(|path| checkpoint(path)).collect::<Vec<_>>()),
+    }
+}
+
+/// Returns the file of a checkpoint for which a folder stands; another path stays.
+fn checkpoint(path: &Path) -> PathBuf {
+    let found = path.is_dir().then(|| folder::of(path).ok()).flatten();
+    found.unwrap_or_else(|| path.to_owned())
 }
 
 fn keyed(tensor: NamedTensor) -> (String, NamedTensor) {
@@ -146,16 +160,26 @@ struct Chain {
     /// Step of the latest version, if it is known.
     step: Option<u64>,
     is_disordered: bool,
+    /// The first version of which something is missing.
+    fault: Option<Failure>,
 }
 
 impl Chain {
     fn add_file(&mut self, path: &Path, limits: &Limits) -> Result<()> {
-        let input = Input::open(path, DEFAULT_MAX_BYTES)?;
-        if !is_stream(&input) {
-            let dump = Dump::open(path)?;
-            let origin = Origin::of(&dump, path);
-            return self.add(path, origin, dump.tensors, None).in_file(path);
-        }
+        let input = match Any::open(path) {
+            Ok(Any::Stream(input)) => input,
+            Ok(Any::Tensors(dump)) => {
+                let origin = Origin::of(&dump, path);
+                // The rest is compared all the same.
+                self.fault = self.fault.take().or(dump.fault().map(|failure| failure.in_file(path)));
+                return self.add(path, origin, dump.tensors, None).in_file(path);
+            }
+            Err(failure) if failure.has_nothing() => {
+                warn(format_args!("{failure}; left out"));
+                return Ok(());
+            }
+            Err(failure) => return Err(failure),
+        };
         let updates = Updates::open(&input, limits).in_file(path)?.with_models(self.models.clone());
         for number in 0..updates.len() {
             let header = updates.header(number);

@@ -180,13 +180,13 @@ fn read(args: &Args, wanted: &Wanted, limits: &Limits) -> Result<(Vec<Report>, V
         match source::read(path, wanted, limits) {
             Ok((report, failure)) => {
                 // Bytes that are no stream give no report.
-                reports.extend(
-                    (failure.is_none() || report.version.is_some() || !report.frames.is_empty())
-                        .then_some(report),
-                );
+                let is_read = report.version.is_some() || !report.frames.is_empty();
+                let has_rows = !report.updates.is_empty();
+                reports.extend((failure.is_none() || is_read || has_rows).then_some(report));
                 failures.extend(failure);
             }
             Err(failure) if files.len() == 1 => return Err(failure),
+            Err(failure) if failure.has_nothing() => warn(format_args!("{failure}; left out")),
             Err(failure) => failures.push(failure),
         }
     }

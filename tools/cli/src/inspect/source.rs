@@ -10,13 +10,11 @@ use crate::order;
 use crate::origin::Origin;
 use crate::output::warn;
 use crate::tensors::kind::{self, Kind};
-use crate::tensors::torch::dcp;
-use crate::tensors::{Dump, Outline, shards};
+use crate::tensors::{Dump, Outline, folder, shards};
 use gcodec::Limits;
 use gcodec::file::File;
 use gcodec::reduce::stats::StatsOptions;
 use rayon::prelude::*;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Returns the files of the arguments, in the order of the numbers in their names: a folder stands for the
@@ -43,45 +41,7 @@ pub(crate) fn bytes(paths: &[PathBuf]) -> u64 {
 }
 
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(folder).in_file(folder)?;
-    let mut paths: Vec<PathBuf> =
-        entries.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>().in_file(folder)?;
-    paths.retain(|path| path.is_file());
-    paths.sort_by(|a, b| order::compare_paths(a, b));
-    let mut known = Vec::new();
-    let (mut others, mut in_shards, mut parts) = (0, BTreeSet::new(), Vec::new());
-    for path in paths {
-        let Ok(input) = Input::open(&path, 0) else {
-            others += 1;
-            continue;
-        };
-        match Kind::of(&input) {
-            Ok(Kind::Shards) => {
-                in_shards
-                    .extend(shards::files(&input).in_file(&path)?.into_iter().map(|name| folder.join(name)));
-                known.push(path);
-            }
-            Ok(Kind::Distributed) => {
-                in_shards
-                    .extend(dcp::files(&input).in_file(&path)?.into_iter().map(|name| folder.join(name)));
-                known.push(path);
-            }
-            _ if dcp::is_part(&path) => parts.push(path),
-            Ok(_) => known.push(path),
-            Err(_) => others += 1,
-        }
-    }
-    // Reading the checkpoint warns of its further parts.
-    if !parts.is_empty() && dcp::of_folder(folder).is_none() {
-        let what =
-            "parts of a PyTorch distributed checkpoint without its file .metadata, which says what is where";
-        return Err(Failure::invalid(what)).in_file(folder);
-    }
-    // The index of shards stands for its files.
-    known.retain(|path| !in_shards.contains(path));
-    if known.is_empty() {
-        return Err(Failure::usage("the folder has no file of tensors and no stream")).in_file(folder);
-    }
+    let (known, others) = folder::files(folder)?;
     if others > 0 {
         let s = if others == 1 { " is" } else { "s are" };
         warn(format_args!("{}: {others} other file{s} left out", folder.display()));
@@ -92,7 +52,9 @@ fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Reads the file at `path`; `-` is standard input. The failure is the first fault of a stream, which does
 /// not hide the rest of it.
 pub(crate) fn read(path: &Path, wanted: &Wanted, limits: &Limits) -> Result<(Report, Option<Failure>)> {
-    let (mut report, failure) = match Opened::open(path)? {
+    let (opened, path) = folder::open(path)?;
+    let path = &*path;
+    let (mut report, failure) = match opened {
         Opened::Pipe(pipe) if kind::is_stream(pipe.head()) => {
             Report::of(pipe.into_reader(), 0, wanted, limits)
         }
@@ -117,12 +79,17 @@ fn of_bytes(
         Kind::Stream => Ok(of_stream(&input, wanted, limits)),
         kind => {
             let mut bytes = input.len() as u64;
+            let name = if kind == Kind::Shards { shards::kind_name(&input) } else { kind.name() };
             let dump = Dump::parse(kind, input, path)?;
-            dump.warn_of_opaque(path);
             if matches!(kind, Kind::Shards | Kind::Distributed) {
                 bytes += dump.tensors.iter().map(|t| Outline::from(t).bytes()).sum::<u64>();
             }
-            Ok((of_dump(path, kind, bytes, &dump, wanted), None))
+            let failure = dump.fault();
+            if failure.is_none() {
+                dump.warn_of_opaque(path);
+            }
+            let report = of_dump(path, name, bytes, &dump, wanted);
+            Ok((Report { ok: failure.is_none(), ..report }, failure))
         }
     }
 }
@@ -145,10 +112,9 @@ fn of_stream(bytes: &[u8], wanted: &Wanted, limits: &Limits) -> (Report, Option<
 }
 
 /// Returns the report on a file of tensors: one update, with the step and the sender that the file says.
-fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) -> Report {
+fn of_dump(path: &Path, kind: &'static str, bytes: u64, dump: &Dump, wanted: &Wanted) -> Report {
     let origin = Origin::of(dump, path);
-    let mut report =
-        Report { kind: kind.name(), bytes, ok: true, metadata: dump.metadata.clone(), ..Report::default() };
+    let mut report = Report { kind, bytes, ok: true, metadata: dump.metadata.clone(), ..Report::default() };
     if !wanted.update(origin.step, origin.sender) {
         return report;
     }

@@ -28,7 +28,7 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     place: Place,
-    /// Tensors: .safetensors, .npz or .npy; `-` is standard input
+    /// Tensors: a file, an index of shards, or the folder of a checkpoint; `-` is standard input
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// The latest version or an earlier one, as `gcodec pull` wrote it; avoids a download

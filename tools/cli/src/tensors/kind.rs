@@ -79,6 +79,14 @@ pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<Kind> {
     Kind::of(bytes)
 }
 
+/// Whether the bytes stand for a file that Git LFS has not downloaded.
+pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(POINTER)
+}
+
+/// First bytes of a pointer of Git LFS.
+const POINTER: &[u8] = b"version https://git-lfs";
+
 /// Refuses an input of no known kind by its first bytes.
 pub(crate) fn refuse(head: &[u8]) -> Result<()> {
     match head {
@@ -137,7 +145,7 @@ const SIGNATURES: [(usize, &[u8], &str); 19] = [
     (0, b"\x89HDF\r\n\x1a\n", "HDF5 (Keras, h5py): save the tensors as .npz or .safetensors"),
     (0, b"PAR1", "Parquet: it holds tables, not tensors"),
     (0, b"ARROW1", "an Arrow file: it holds tables, not tensors"),
-    (0, b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
+    (0, POINTER, "a Git LFS pointer, not the file itself: run `git lfs pull`"),
     (0, b"<!DOCTYPE", "an HTML page: the download gave an error page"),
     (0, b"<html", "an HTML page: the download gave an error page"),
     (0, b"\x7fELF", "a program"),

@@ -5,6 +5,7 @@
 
 mod archive;
 mod chunked;
+pub(crate) mod folder;
 mod gguf;
 pub(crate) mod kind;
 pub(crate) mod npy;
@@ -16,7 +17,7 @@ pub(crate) mod torch;
 
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
-use crate::output::Output;
+use crate::output::{Output, counted};
 use chunked::Chunked;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
@@ -36,6 +37,8 @@ pub(crate) struct Dump {
     pub(crate) metadata: BTreeMap<String, String>,
     /// Tensors of types that are not read, without their elements.
     pub(crate) opaque: Vec<Opaque>,
+    /// What is missing of the tensors that an index lists. It is opaque, too.
+    pub(crate) faults: Vec<Failure>,
     /// Integers and texts beside the tensors, by name; only PyTorch's files have them.
     pub(crate) plain: HashMap<String, Plain>,
     /// In which chunks and files tensors lie, by name; only distributed checkpoints have them.
@@ -70,16 +73,34 @@ pub(crate) enum Format {
 }
 
 impl Dump {
-    /// Reads the tensors of the file at `path`; `-` is standard input. Its bytes tell its kind.
+    /// Reads the tensors of the file at `path`, or of that for which a folder stands; `-` is standard input.
+    /// Its bytes tell its kind.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let (kind, input) = open_kind(path)?;
-        match kind {
-            Kind::Stream => {
-                Err(Failure::invalid("a gcodec stream, not a file of tensors; `gcodec decode` makes one"))
+        match Any::open(path)? {
+            Any::Tensors(dump) => dump.whole(path),
+            Any::Stream(_) => {
+                let what = "a gcodec stream, not a file of tensors; `gcodec decode` makes one";
+                Err(Failure::invalid(what)).in_file(path)
             }
-            kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
         }
-        .in_file(path)
+    }
+
+    /// Returns the tensors, unless some of them are missing.
+    fn whole(self, path: &Path) -> Result<Self> {
+        match self.fault() {
+            None => Ok(self),
+            Some(failure) => Err(failure).in_file(path),
+        }
+    }
+
+    /// Returns a failure that names what is missing, if anything is.
+    pub(crate) fn fault(&self) -> Option<Failure> {
+        let first = self.faults.first()?;
+        let more = match self.faults.len() - 1 {
+            0 => String::new(),
+            more => format!("; and {}", counted(more as u64, "more fault")),
+        };
+        Some(Failure::new(first.code, format_args!("{}{more}", first.message)))
     }
 
     /// Reads the tensors of an input of this kind, which is no stream. `path` names the tensor where the kind
@@ -108,23 +129,21 @@ pub(crate) enum Any {
 impl Any {
     /// Reads the tensors of the file at `path`, unless it is a stream; `-` is standard input.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let (kind, input) = open_kind(path)?;
+        let (opened, path) = folder::open(path)?;
+        let (kind, input) = whole(opened, &path)?;
         match kind {
             Kind::Stream => Ok(Self::Stream(input)),
             kind => {
-                Dump::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)).map(Self::Tensors)
+                Dump::parse(kind, input, &path).inspect(|dump| dump.warn_of_opaque(&path)).map(Self::Tensors)
             }
         }
-        .in_file(path)
+        .in_file(&path)
     }
 }
 
 /// Returns the kind and the bytes of the file at `path`. A pipe of no known kind is not read to its end.
-fn open_kind(path: &Path) -> Result<(Kind, Input)> {
-    // The folder of a distributed checkpoint stands for the file that describes it.
-    let metadata = torch::dcp::of_folder(path);
-    let path = metadata.as_deref().unwrap_or(path);
-    let input = match Opened::open(path)? {
+fn whole(opened: Opened, path: &Path) -> Result<(Kind, Input)> {
+    let input = match opened {
         Opened::Whole(input) => input,
         Opened::Pipe(pipe) => {
             kind::refuse(pipe.head()).in_file(path)?;

@@ -1,53 +1,201 @@
-//! `model.safetensors.index.json`: tensors in several files of one folder.
+//! Tensors in several files of one folder: by an index, such as `model.safetensors.index.json`, or by numbers
+//! in the names of the files, such as `model-00001-of-00002.safetensors`.
+//!
+//! What is in the folder counts, whatever the index says: the rest is read where a file or a tensor is
+//! missing.
 
-use super::{Dump, check_unique, quoted, safetensors};
-use crate::fail::{Failure, InFile, Result};
+use super::kind::{self, Kind};
+use super::{DEFAULT_MAX_BYTES, Dump, Opaque, quoted};
+use crate::fail::{Failure, Result};
 use crate::input::Input;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path};
-use std::sync::Arc;
+use crate::output::{counted, warn};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Component, Path, PathBuf};
 
 /// The part of the index that is read.
-#[derive(serde::Deserialize)]
+#[derive(serde::Deserialize, serde::Serialize)]
 struct Index {
+    /// Names of tensors and the file of each.
     weight_map: BTreeMap<String, String>,
+    /// Further files: those of a set without an index.
+    #[serde(default)]
+    files: BTreeSet<String>,
 }
+
+/// Most files of a set without an index.
+const MAX_FILES: usize = 10_000;
 
 /// Returns the names of the files that an index lists.
 pub(crate) fn files(index: &[u8]) -> Result<BTreeSet<String>> {
-    let index: Index = serde_json::from_slice(index).map_err(Failure::invalid)?;
-    let files: BTreeSet<String> = index.weight_map.into_values().collect();
-    for file in &files {
-        let mut parts = Path::new(file).components();
-        // An index comes from outside: it must not lead to other folders.
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-            return Err(Failure::invalid(format_args!("{file:?} is no file name")));
-        }
-    }
-    Ok(files)
+    let index = Index::parse(index)?;
+    Ok(index.weight_map.into_values().chain(index.files).collect())
 }
 
-/// Reads the tensors of all files that the index at `path` lists.
-pub(crate) fn read(path: &Path, index: &Input) -> Result<Dump> {
+/// Names the format of the files that an index lists, by their endings.
+pub(crate) fn kind_name(index: &[u8]) -> &'static str {
+    let files = files(index).unwrap_or_default();
+    let all = |endings: &[&str]| files.iter().all(|file| endings.iter().any(|end| file.ends_with(end)));
+    match () {
+        () if all(&[".safetensors"]) => "sharded safetensors",
+        () if all(&[".bin", ".pt", ".pth"]) => "sharded PyTorch",
+        () if all(&[".gguf"]) => "sharded GGUF",
+        () => "shards",
+    }
+}
+
+/// Returns the path that stands for the set of a file of several, with `*` in the place of its number.
+pub(crate) fn set_of(path: &Path) -> Option<PathBuf> {
+    let (stem, number, total, rest) = parts(path.file_name()?.to_str()?)?;
+    let is_number = number.len() == total.len() && number.bytes().all(|b| b.is_ascii_digit());
+    (is_number && total.parse::<usize>().is_ok_and(|total| (2..=MAX_FILES).contains(&total)))
+        .then(|| path.with_file_name(format!("{stem}-*-of-{total}{rest}")))
+}
+
+/// Returns an index of the files of a set, for a path that [`set_of`] gave.
+pub(crate) fn index_of_set(path: &Path) -> Option<Vec<u8>> {
+    let (stem, number, total, rest) = parts(path.file_name()?.to_str()?)?;
+    let count = total.parse().ok().filter(|count| number == "*" && *count <= MAX_FILES)?;
+    let width = total.len();
+    let files = (1..=count).map(|number| format!("{stem}-{number:0width$}-of-{total}{rest}")).collect();
+    serde_json::to_vec(&Index { weight_map: BTreeMap::new(), files }).ok()
+}
+
+/// Divides `STEM-NUMBER-of-TOTAL.REST`.
+fn parts(name: &str) -> Option<(&str, &str, &str, &str)> {
+    let (front, back) = name.rsplit_once("-of-")?;
+    let (stem, number) = front.rsplit_once('-')?;
+    let (total, rest) = back.split_at(back.find('.')?);
+    Some((stem, number, total, rest))
+}
+
+impl Index {
+    fn parse(bytes: &[u8]) -> Result<Self> {
+        let index: Self = serde_json::from_slice(bytes)
+            .map_err(|e| Failure::invalid(format_args!("an index of shards that cannot be read: {e}")))?;
+        for file in index.weight_map.values().chain(&index.files) {
+            let mut parts = Path::new(file).components();
+            // An index comes from outside: it must not lead to other folders.
+            if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+                return Err(Failure::invalid(format_args!("{file:?} is no file name")));
+            }
+        }
+        Ok(index)
+    }
+
+    /// Whether a tensor of a file counts. Of one in several files, it is that where the index places it.
+    fn counts(&self, name: &str, file: &str, files: &[&str]) -> Result<bool> {
+        match (files, self.weight_map.get(name)) {
+            ([_], _) => Ok(true),
+            (_, Some(listed)) if files.contains(&listed.as_str()) => Ok(listed == file),
+            _ => Err(Failure::invalid(format_args!(
+                "{} is in {}, and no index says which counts",
+                quoted(name),
+                files.join(" and in ")
+            ))),
+        }
+    }
+}
+
+/// Reads the tensors of all files that the index at `path` lists. What is missing is opaque, and a fault.
+pub(crate) fn read(path: &Path, index: &[u8]) -> Result<Dump> {
     let folder = path.parent().unwrap_or(Path::new(""));
-    let mut dump = Dump::default();
-    for file in files(index)? {
-        let path = folder.join(file);
-        let input = Arc::new(Input::open(&path, super::DEFAULT_MAX_BYTES)?);
-        let shard = safetensors::read(&input).in_file(&path)?;
-        dump.tensors.extend(shard.tensors);
-        dump.opaque.extend(shard.opaque);
+    let index = Index::parse(index)?;
+    let mut listed: BTreeMap<&str, Vec<&str>> =
+        index.files.iter().map(|file| (file.as_str(), Vec::new())).collect();
+    for (name, file) in &index.weight_map {
+        listed.entry(file).or_default().push(name);
+    }
+    let (mut dump, mut shards, mut lost) = (Dump::default(), Vec::new(), BTreeSet::new());
+    for (file, names) in &listed {
+        match open(&folder.join(file)) {
+            Ok(shard) => shards.push((*file, shard)),
+            Err(failure) => {
+                let reason = failure.message + &placed_there(names);
+                dump.faults.push(Failure::new(failure.code, &reason).about(file));
+                dump.opaque.push(Opaque::new((*file).to_owned(), "shard", None, 0, reason));
+                lost.extend(names.iter().copied());
+            }
+        }
+    }
+    let mut places: HashMap<String, Vec<&str>> = HashMap::new();
+    for (file, shard) in &shards {
+        shard.names().for_each(|name| places.entry(name.to_owned()).or_default().push(file));
+    }
+    for (name, file) in &index.weight_map {
+        if !places.contains_key(name) && !lost.contains(name.as_str()) {
+            let reason = format!("the index places it in {file}, which does not have it");
+            dump.faults.push(Failure::invalid(&reason).about(quoted(name)));
+            dump.opaque.push(Opaque::new(name.clone(), "missing", None, 0, reason));
+        }
+    }
+    for (file, shard) in shards {
+        let counts = |name: &str| index.counts(name, file, &places[name]);
+        let (mut unlisted, mut moved) = (Vec::new(), Vec::new());
+        for name in shard.names().filter(|name| counts(name).unwrap_or(true)) {
+            match index.weight_map.get(name) {
+                _ if index.weight_map.is_empty() => {}
+                None => unlisted.push(name.to_owned()),
+                Some(other) if other != file => moved.push(name.to_owned()),
+                Some(_) => {}
+            }
+        }
+        let path = path.display();
+        for (names, what) in [(unlisted, "does not list"), (moved, "places in other files")] {
+            if let Some(first) = names.first() {
+                let count = counted(names.len() as u64, "tensor");
+                warn(format_args!(
+                    "{path}: {file} has {count} that the index {what}: {first:?}{}",
+                    more(&names)
+                ));
+            }
+        }
+        for tensor in shard.tensors {
+            if counts(tensor.name())? {
+                dump.tensors.push(tensor);
+            }
+        }
+        for tensor in shard.opaque {
+            if counts(&tensor.name)? {
+                dump.opaque.push(tensor);
+            }
+        }
         dump.metadata.extend(shard.metadata);
     }
-    check_unique(dump.names(), Failure::invalid)?;
-    let index: Index = serde_json::from_slice(index).map_err(Failure::invalid)?;
-    let found: BTreeSet<&str> = dump.names().collect();
-    match index.weight_map.keys().find(|name| !found.contains(name.as_str())) {
-        Some(missing) => {
-            Err(Failure::invalid(format_args!("{} is in no file of the index", quoted(missing))))
-        }
-        None => Ok(dump),
+    Ok(dump)
+}
+
+/// Reads a file of any format of tensors.
+fn open(path: &Path) -> Result<Dump> {
+    if !path.exists() {
+        return Err(Failure::invalid("the file is missing"));
     }
+    let input = Input::open(path, DEFAULT_MAX_BYTES).map_err(|mut failure| {
+        // The caller names the file.
+        failure.message = failure.message.replace(&format!("{}: ", path.display()), "");
+        failure
+    })?;
+    match kind::of_file(path, &input)? {
+        Kind::Stream | Kind::Shards => Err(Failure::invalid("no file of tensors")),
+        kind => Dump::parse(kind, input, path),
+    }
+}
+
+/// Says which tensors the index places in a file.
+fn placed_there(names: &[&str]) -> String {
+    match names.first() {
+        None => String::new(),
+        Some(first) => {
+            format!(
+                "; the index places {} there: {first:?}{}",
+                counted(names.len() as u64, "tensor"),
+                more(names)
+            )
+        }
+    }
+}
+
+fn more<T>(names: &[T]) -> &'static str {
+    if names.len() > 1 { ", .." } else { "" }
 }
 
 #[cfg(test)]
@@ -72,10 +220,34 @@ mod tests {
         let dump = index(r#"{"x": "a.safetensors", "y": "b.safetensors"}"#).unwrap();
         assert_eq!(dump.tensors.iter().map(NamedTensor::name).collect::<Vec<_>>(), ["x", "y"]);
         let missing = index(r#"{"x": "a.safetensors", "z": "b.safetensors"}"#).unwrap_err();
-        assert!(missing.message.contains("\"z\""), "{missing}");
+        assert!(missing.message.contains("tensor \"z\": the index places it in b.safetensors"), "{missing}");
         for file in ["../a.safetensors", "/etc/passwd", "", ".", "x/y"] {
             let failure = index(&format!(r#"{{"x": {file:?}}}"#)).unwrap_err();
             assert!(failure.message.contains("no file name"), "{failure}");
         }
+    }
+
+    #[test]
+    fn sets_are_told_by_their_names() {
+        let set = |name: &str| set_of(Path::new(name)).map(|path| path.display().to_string());
+        assert_eq!(set("a/m-00002-of-00003.safetensors").unwrap(), "a/m-*-of-00003.safetensors");
+        assert_eq!(set("m.Q4-1-of-2.gguf").unwrap(), "m.Q4-*-of-2.gguf");
+        let others = [
+            "m-1-of-02.bin",
+            "m-1-of-1.bin",
+            "m-x-of-2.bin",
+            "m-1-of-2",
+            "m-00001-of-99999.bin",
+            "-of-.",
+            "",
+        ];
+        for other in others {
+            assert_eq!(set(other), None, "{other}");
+        }
+        let index = index_of_set(Path::new("m-*-of-03.bin")).unwrap();
+        let files: Vec<String> = files(&index).unwrap().into_iter().collect();
+        assert_eq!(files, ["m-01-of-03.bin", "m-02-of-03.bin", "m-03-of-03.bin"]);
+        assert_eq!(Kind::of(&index).unwrap(), Kind::Shards);
+        assert_eq!(index_of_set(Path::new("m-*-of-99999999999.bin")), None);
     }
 }

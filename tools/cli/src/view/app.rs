@@ -89,7 +89,15 @@ impl App {
         let paths = source::files(inputs)?;
         let (mut reports, mut failures) = (Vec::new(), Vec::new());
         for path in &paths {
-            let (report, failure) = source::read(path, &wanted, limits)?;
+            let (report, failure) = match source::read(path, &wanted, limits) {
+                Ok(read) => read,
+                Err(failure) if paths.len() == 1 => return Err(failure),
+                // A fault in one file does not hide the others.
+                Err(failure) => {
+                    let file = path.display().to_string();
+                    (Report { file, ..Report::default() }, Some(failure).filter(|f| !f.has_nothing()))
+                }
+            };
             reports.push(report);
             failures.extend(failure);
         }

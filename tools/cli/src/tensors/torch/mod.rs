@@ -77,7 +77,7 @@ fn read_range(input: &Arc<Input>, range: Range<usize>) -> Result<Dump> {
     reader.walk(pickle.root(), &mut String::new(), 0)?;
     let dump = reader.dump;
     if dump.tensors.is_empty() && dump.opaque.is_empty() {
-        return Err(Failure::invalid("a PyTorch file without tensors"));
+        return Err(Failure::without_tensors("a PyTorch file"));
     }
     check_unique(dump.names(), Failure::invalid)?;
     Ok(dump)
