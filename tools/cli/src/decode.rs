@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let template = Template::new(&args.output);
     tensors::check_output(&args.output)?;
     check_output_is_new(&args.output, [&args.input].into_iter().chain(&args.base))?;
-    let base = args.base.as_deref().map(Dump::open).transpose()?;
+    let base = args.base.as_deref().map(Dump::open_carrying).transpose()?;
     let base: Base<'_> =
         base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
     let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;

@@ -7,7 +7,7 @@ use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, print, real, thousands};
 use crate::pairs::{self, Side};
 use crate::stream::Base;
-use crate::tensors::{Any, Dump, Format, Outline};
+use crate::tensors::{Any, Dump, Format, Label, Outline};
 use gcodec::tensor::TensorView;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
@@ -55,12 +55,12 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin([&args.a, &args.b].into_iter().chain(&args.base))?;
-    let base = args.base.as_deref().map(Dump::open).transpose()?;
+    let base = args.base.as_deref().map(Dump::open_carrying).transpose()?;
     let base: Base<'_> =
         base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
     let limits = args.limits.limits();
     let models = args.models.models()?;
-    let (a, b) = (Any::open(&args.a)?, Any::open(&args.b)?);
+    let (a, b) = (Any::open_carrying(&args.a)?, Any::open_carrying(&args.b)?);
     let side = |any, path| Side::of(any, path, args.step, &base, &limits, &models);
     let faults = [(&a, &args.a), (&b, &args.b)].map(|(any, path)| match any {
         Any::Tensors(dump) => dump.fault().map(|failure| failure.in_file(path)),
@@ -91,6 +91,8 @@ struct Report {
     tensors: Vec<TensorReport>,
     only_in_a: Vec<String>,
     only_in_b: Vec<String>,
+    /// Tensors of both whose bytes a file does not tell.
+    not_compared: Vec<String>,
     total: Total,
 }
 
@@ -99,11 +101,12 @@ struct Report {
 struct TensorReport {
     name: String,
     equal: bool,
-    dtype_a: &'static str,
-    dtype_b: &'static str,
+    dtype_a: String,
+    dtype_b: String,
     shape_a: Vec<u64>,
     shape_b: Vec<u64>,
-    /// `None` if the shapes differ, or if the element types differ and the values are not comparable.
+    /// Of opaque tensors, the bytes that differ. `None` if the shapes differ, or if the element types differ
+    /// and the values are not comparable.
     differing: Option<u64>,
     /// `None` if the shapes differ, or if an element type has no comparable values.
     errors: Option<Errors>,
@@ -123,15 +126,33 @@ impl Report {
     /// Compares two files. Where a file has no names, one tensor on each side form a pair.
     fn new(a: &Side<'_>, b: &Side<'_>, rtol: Option<f64>, is_nameless: bool) -> Result<Self> {
         let (of_a, of_b) = (a.outlines(), b.outlines());
+        let (labels_a, labels_b) = (a.labels()?, b.labels()?);
+        let (no_bytes_a, no_bytes_b) = (a.without_bytes(), b.without_bytes());
         let in_b: HashMap<&str, usize> = of_b.iter().enumerate().map(|(i, t)| (t.name, i)).collect();
         let is_one_pair = is_nameless && (of_a.len(), of_b.len()) == (1, 1);
         let place = |name: &str| if is_one_pair { Some(0) } else { in_b.get(name).copied() };
         let pairs: Vec<(usize, usize)> =
             of_a.iter().enumerate().filter_map(|(i, t)| Some((i, place(t.name)?))).collect();
         let found: HashSet<usize> = pairs.iter().map(|pair| pair.1).collect();
-        let only_in_a = of_a.iter().filter(|t| place(t.name).is_none()).map(|t| t.name.to_owned()).collect();
-        let only_in_b = (0..of_b.len()).filter(|i| !found.contains(i)).map(|i| of_b[i].name.to_owned());
-        let mut tallies: Vec<Tally> = pairs.iter().map(|&(a, b)| Tally::of(&of_a[a], &of_b[b])).collect();
+        let lone_a = of_a.iter().filter(|t| place(t.name).is_none()).map(|t| t.name);
+        let lone_a: Vec<&str> = lone_a.chain(no_bytes_a.iter().copied()).collect();
+        let lone_b = (0..of_b.len()).filter(|i| !found.contains(i)).map(|i| of_b[i].name);
+        let lone_b: Vec<&str> = lone_b.chain(no_bytes_b.iter().copied()).collect();
+        // A name on both sides of which one or both have no bytes.
+        let is_in_b: HashSet<&str> = lone_b.iter().copied().collect();
+        let both: HashSet<&str> = lone_a.iter().copied().filter(|name| is_in_b.contains(name)).collect();
+        let only = |names: &[&str]| {
+            let names = names.iter().filter(|name| !both.contains(**name));
+            names.map(|name| (*name).to_owned()).collect::<Vec<_>>()
+        };
+        let (only_in_a, only_in_b) = (only(&lone_a), only(&lone_b));
+        let mut not_compared: Vec<String> = both.iter().map(|name| (*name).to_owned()).collect();
+        not_compared.sort_unstable();
+        let tally = |&(a, b): &(usize, usize)| {
+            let (a, b) = (&of_a[a], &of_b[b]);
+            Tally::of(a, b, labels_a.find(a), labels_b.find(b))
+        };
+        let mut tallies: Vec<Tally> = pairs.iter().map(tally).collect();
         let comparable: Vec<usize> = (0..pairs.len()).filter(|&i| tallies[i].is_of_one_shape).collect();
         let walked: Vec<(usize, usize)> = comparable.iter().map(|&i| pairs[i]).collect();
         pairs::walk(a, b, &walked, &mut |number, a, b| tallies[comparable[number]].add(a, b))?;
@@ -146,9 +167,8 @@ impl Report {
             differing: tensors.iter().filter_map(|t| t.differing).sum(),
             errors: sums.errors(),
         };
-        let (only_in_a, only_in_b): (Vec<_>, Vec<_>) = (only_in_a, only_in_b.collect());
         let equal = only_in_a.is_empty() && only_in_b.is_empty() && tensors.iter().all(|t| t.equal);
-        Ok(Self { equal, tensors, only_in_a, only_in_b, total })
+        Ok(Self { equal, tensors, only_in_a, only_in_b, not_compared, total })
     }
 
     fn text(&self, all: bool) -> String {
@@ -162,7 +182,7 @@ impl Report {
             let [max_abs, relative_l2, cosine, signs] = error_cells(tensor.errors.as_ref());
             table.row([
                 tensor.name.clone(),
-                either(tensor.dtype_a, tensor.dtype_b),
+                either(&tensor.dtype_a, &tensor.dtype_b),
                 match tensor.shape_a == tensor.shape_b {
                     true => thousands(elements(&tensor.shape_a)),
                     false => format!("{:?} / {:?}", tensor.shape_a, tensor.shape_b),
@@ -189,7 +209,11 @@ impl Report {
                 signs,
             ]);
         }
-        let lines = [("only in A", &self.only_in_a), ("only in B", &self.only_in_b)];
+        let lines = [
+            ("only in A", &self.only_in_a),
+            ("only in B", &self.only_in_b),
+            ("opaque, not compared", &self.not_compared),
+        ];
         if rows > 0 {
             push(&mut out, format_args!("{table}"));
         }
@@ -212,7 +236,9 @@ impl Report {
 }
 
 /// Differences of a pair of tensors, as far as they were compared.
-struct Tally {
+struct Tally<'l> {
+    /// What an opaque tensor is on each side.
+    labels: [Option<&'l Label>; 2],
     is_of_one_shape: bool,
     is_of_one_type: bool,
     /// `None` if the elements are not comparable.
@@ -220,11 +246,13 @@ struct Tally {
     differing_bits: u64,
 }
 
-impl Tally {
-    fn of(a: &Outline<'_>, b: &Outline<'_>) -> Self {
+impl<'l> Tally<'l> {
+    fn of(a: &Outline<'_>, b: &Outline<'_>, of_a: Option<&'l Label>, of_b: Option<&'l Label>) -> Self {
         let is_of_one_shape = a.shape == b.shape;
-        let values = is_of_one_shape.then(Sums::default);
-        Self { is_of_one_shape, is_of_one_type: a.dtype == b.dtype, values, differing_bits: 0 }
+        // Bytes have no values to compare.
+        let values = (is_of_one_shape && of_a.or(of_b).is_none()).then(Sums::default);
+        let is_of_one_type = a.dtype == b.dtype && is_same(of_a, of_b);
+        Self { labels: [of_a, of_b], is_of_one_shape, is_of_one_type, values, differing_bits: 0 }
     }
 
     /// Adds some elements of both tensors.
@@ -248,16 +276,32 @@ impl Tally {
             (Some(rtol), Some(errors)) => errors.relative_l2 <= rtol,
             _ => self.is_of_one_type && differing == Some(0),
         };
+        let dtype = |label: Option<&Label>, tensor: &Outline<'_>| {
+            label.map_or_else(|| tensor.dtype.name().to_owned(), |label| label.dtype.clone())
+        };
+        let shape = |label: Option<&Label>, tensor: &Outline<'_>| {
+            label.and_then(|label| label.shape.clone()).unwrap_or_else(|| tensor.shape.to_vec())
+        };
+        let [of_a, of_b] = self.labels;
         TensorReport {
             name: a.name.to_owned(),
             equal,
-            dtype_a: a.dtype.name(),
-            dtype_b: b.dtype.name(),
-            shape_a: a.shape.to_vec(),
-            shape_b: b.shape.to_vec(),
+            dtype_a: dtype(of_a, a),
+            dtype_b: dtype(of_b, b),
+            shape_a: shape(of_a, a),
+            shape_b: shape(of_b, b),
             differing,
             errors,
         }
+    }
+}
+
+/// Whether a tensor is opaque on both sides, with one type and shape, or on none.
+fn is_same(a: Option<&Label>, b: Option<&Label>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a.is_same(b),
+        (None, None) => true,
+        _ => false,
     }
 }
 

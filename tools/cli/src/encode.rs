@@ -4,13 +4,13 @@ use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
 use crate::learned::{self, Chosen};
 use crate::naming::{CHOSEN, did_you_mean};
-use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
+use crate::options::{NameGlob, check_one_stdin, check_output_is_new, parse_pair};
 use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
-use crate::tensors::{self, Dump, NamedTensor};
+use crate::tensors::{self, Dump, Labels, NamedTensor};
 use gcodec::compress::{self, Digests, Feedback, Input, NonFinite, Options};
 use gcodec::file::{File, Map};
 use gcodec::frame::{Metadata, UpdateHeader};
@@ -102,6 +102,9 @@ pub(crate) struct Args {
     /// Key and value for the stream's metadata
     #[arg(long, value_name = "K=V", value_parser = parse_pair)]
     meta: Vec<(String, String)>,
+    /// Leave out the tensors whose names match
+    #[arg(long, value_name = "GLOB")]
+    without: Vec<NameGlob>,
     /// Leave out the inputs' own metadata
     #[arg(long)]
     no_metadata: bool,
@@ -223,17 +226,20 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
     if plan.has_delta() && args.base.is_none() && args.inputs.len() == 1 {
         return Err(Failure::usage("the codec delta needs --base, or a second input"));
     }
-    let mut base = args.base.as_deref().map(Dump::open).transpose()?;
+    let mut base = args.base.as_deref().map(Dump::open_carrying).transpose()?;
     let mut totals = Totals::default();
     let guesses = Guesses::default();
     let mut places = Places { args, next: Some(args.step.unwrap_or(next)), seen: HashSet::new(), guesses };
     let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
     for (path, number) in order::arranged(&args.inputs).iter().zip(0u64..) {
-        let dump = Dump::open(path)?;
+        let dump = Dump::open_whole(path, &args.without, quiet)?;
         let place = places.of(&dump, path, quiet).in_file(path)?;
-        if !args.no_metadata && !dump.metadata.is_empty() {
-            let metadata = Metadata { entries: dump.metadata.clone() };
-            writer.metadata(&metadata).in_output(&args.output)?;
+        let entries = match args.no_metadata {
+            true => Labels::of(&dump.metadata).entry().into_iter().collect(),
+            false => dump.metadata.clone(),
+        };
+        if !entries.is_empty() {
+            writer.metadata(&Metadata { entries }).in_output(&args.output)?;
         }
         let update =
             Update { args, plan: &plan, learned: learned.as_ref(), options: &options, number, place, quiet };
@@ -388,6 +394,7 @@ impl Update<'_> {
         };
         let mut fallen = Vec::new();
         let mut codecs = Vec::new();
+        let labels = Labels::of(&dump.metadata);
         for tensor in &dump.tensors {
             let asked = self.plan.codec(tensor.name()).later(self.number);
             let codec = match asked {
@@ -395,7 +402,7 @@ impl Update<'_> {
                 asked => fitting(asked, &tensor.view()),
             };
             if asked.is_lossy() && codec != asked {
-                fallen.push(format!("{:?} ({})", tensor.name(), tensor.view().dtype()));
+                fallen.push(format!("{:?} ({})", tensor.name(), labels.dtype(&tensor.into())));
             }
             codecs.push(codec);
         }

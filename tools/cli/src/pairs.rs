@@ -3,12 +3,12 @@
 use crate::fail::{InFile, Result};
 use crate::origin::Origin;
 use crate::stream::{Base, Updates};
-use crate::tensors::{Any, Dump, Outline};
+use crate::tensors::{Any, Dump, Labels, Outline};
 use gcodec::Limits;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorView};
 use gcodec_latent::Models;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 /// The tensors of one file, or of an update of a stream, which is decoded while it is read.
@@ -41,6 +41,24 @@ impl<'s> Side<'s> {
         match self {
             Self::Tensors(dump) => Origin::of(dump, path),
             Self::Update { updates, number, .. } => Origin::of_update(updates.header(*number)),
+        }
+    }
+
+    /// Returns what the opaque tensors among the outlines are.
+    pub(crate) fn labels(&self) -> Result<Labels> {
+        match self {
+            Self::Tensors(dump) => Ok(Labels::of(&dump.metadata)),
+            Self::Update { updates, number, path, .. } => {
+                Ok(Labels::of(&updates.metadata(*number).in_file(path)?))
+            }
+        }
+    }
+
+    /// Returns the names of tensors that the file does not tell the bytes of.
+    pub(crate) fn without_bytes(&self) -> HashSet<&str> {
+        match self {
+            Self::Tensors(dump) => dump.opaque.iter().map(|tensor| tensor.name.as_str()).collect(),
+            Self::Update { .. } => HashSet::new(),
         }
     }
 

@@ -60,3 +60,154 @@ fn without_parameters_there_are_no_bits_of_one() {
         }
     }
 }
+
+/// Writes a .npy file: descr, shape, bytes.
+fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let text = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n");
+    let len = (text.len() as u16).to_le_bytes();
+    [b"\x93NUMPY\x01\0", &len[..], text.as_bytes(), data].concat()
+}
+
+/// Writes an archive of entries.
+fn npz(path: &std::path::Path, entries: &[(&str, &[u8])]) {
+    let mut zip = zip::ZipWriter::new(std::fs::File::create(path).unwrap());
+    for (name, bytes) in entries {
+        zip.start_file(*name, zip::write::SimpleFileOptions::default()).unwrap();
+        std::io::Write::write_all(&mut zip, bytes).unwrap();
+    }
+    zip.finish().unwrap();
+}
+
+/// An archive with a text, a complex array, a structure, objects and a file that is no array.
+fn odd_archive(dir: &Dir, words: &str) {
+    let text: Vec<u8> = words.chars().flat_map(|c| (c as u32).to_le_bytes()).collect();
+    let w = npy("'<f4'", "(2,)", &f32s(&[3.0, 4.0]));
+    let entries: [(&str, &[u8]); 6] = [
+        ("w.npy", &w),
+        ("names.npy", &npy(&format!("'<U{}'", words.len()), "(1,)", &text)),
+        ("z.npy", &npy("'<c8'", "(1, 1)", &f32s(&[1.0, -1.0]))),
+        ("table.npy", &npy("[('i', '<i4'), ('f', '<f8', (2,))]", "(1,)", &[5; 20])),
+        ("objects.npy", &npy("'|O'", "()", b"\x80\x04K\x01.")),
+        ("about/readme.txt", b"made by hand"),
+    ];
+    npz(&dir.path(&format!("{words}.npz")), &entries);
+}
+
+#[test]
+fn a_checkpoint_comes_back_whole() {
+    let dir = Dir::new();
+    for (file, dtype) in odd_files(&dir) {
+        let run = dir.well(&format!("encode {file} -o x.gcu --codec topk:density=0.5 --no-metadata"));
+        assert!(run.err.contains(&format!("\"odd\" ({dtype}) is opaque")), "{}", run.err);
+        dir.well(&format!("encode {file} -o x.gcu --codec lossless"));
+        dir.well("decode x.gcu -o back.safetensors");
+        let odd = |file: &str| {
+            let report = dir.well(&format!("inspect {file} --tensors --csv --tensor odd")).out();
+            report.lines().nth(1).unwrap().split_once(',').unwrap().1.to_owned()
+        };
+        assert_eq!(odd(file), odd("back.safetensors"));
+        for pair in [format!("{file} x.gcu"), format!("x.gcu {file}"), format!("{file} back.safetensors")] {
+            let run = dir.well(&format!("diff {pair} --all"));
+            assert!(run.out().contains("odd") && run.out().contains(dtype), "{}", run.out());
+        }
+    }
+}
+
+#[test]
+fn arrays_that_are_no_numbers_come_back_too() {
+    let dir = Dir::new();
+    odd_archive(&dir, "abc");
+    let text = dir.well("inspect abc.npz --tensors").out();
+    for part in ["names", "<U3", "text", "complex", "a structure", "pickled", "about/readme.txt", "5.000"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    dir.well("encode abc.npz -o x.gcu --codec lossless");
+    dir.well("decode x.gcu -o back.npz");
+    dir.well("diff abc.npz back.npz");
+    let shown = dir.well("inspect back.npz --tensors").out();
+    assert_eq!(shown, text);
+    // Another format keeps the bytes, and what they are.
+    dir.well("decode x.gcu -o back.safetensors");
+    dir.well("diff abc.npz back.safetensors");
+    dir.well("encode back.safetensors -o y.gcu --codec lossless --no-metadata");
+    dir.well("decode y.gcu -o again.npz");
+    dir.well("diff abc.npz again.npz");
+    let shown = dir.well("inspect back.safetensors --tensors").out();
+    for part in ["C64", "<U3", "from a file of another format"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+}
+
+#[test]
+fn a_difference_in_opaque_bytes_is_one() {
+    let dir = Dir::new();
+    for words in ["abc", "abd", "abcd"] {
+        odd_archive(&dir, words);
+    }
+    for other in ["abd", "abcd"] {
+        let run = dir.run(&format!("diff abc.npz {other}.npz"));
+        assert_eq!(run.code, 1, "{}", run.out());
+        assert!(run.out().contains("names") && run.out().contains("1 of 6"), "{}", run.out());
+    }
+    let run = dir.run("diff abc.npz abd.npz --json");
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    let names = report["tensors"].as_array().unwrap().iter().find(|t| t["name"] == "names").unwrap();
+    assert_eq!((&names["differing"], &names["dtype_a"]), (&1.into(), &"<U3".into()), "{report}");
+    // The same bytes under another type.
+    write_tensors(&dir.path("a.safetensors"), &[("odd", "QX", &[2], &[1, 2])]);
+    write_tensors(&dir.path("b.safetensors"), &[("odd", "U8", &[2], &[1, 2])]);
+    write_tensors(&dir.path("c.safetensors"), &[("odd", "QX", &[1, 2], &[1, 2])]);
+    for (a, b) in [("a", "b"), ("b", "a"), ("a", "c")] {
+        assert_eq!(dir.run(&format!("diff {a}.safetensors {b}.safetensors --rtol 1")).code, 1);
+    }
+}
+
+#[test]
+fn deltas_and_audits_take_opaque_tensors() {
+    let dir = Dir::new();
+    for words in ["abc", "abd", "abcd"] {
+        odd_archive(&dir, words);
+    }
+    dir.well("encode abd.npz -o x.gcu --codec delta --base abc.npz");
+    dir.well("decode x.gcu -o back.npz --base abc.npz");
+    dir.well("diff abd.npz back.npz");
+    let text = dir.well("audit abc.npz abd.npz").out();
+    assert!(text.contains("names"), "{text}");
+    let run = dir.well("audit abc.npz abcd.npz");
+    assert!(run.err.contains("\"names\" (<U4) is opaque, and not as in"), "{}", run.err);
+}
+
+#[test]
+fn what_is_left_out_is_named() {
+    let dir = Dir::new();
+    odd_archive(&dir, "abc");
+    dir.well("encode abc.npz -o x.gcu --codec lossless --without names --without *.txt");
+    let run = dir.run("diff abc.npz x.gcu");
+    assert_eq!((run.code, run.out().contains("only in A: names")), (1, true), "{}", run.out());
+    let run = dir.well("encode abc.npz -o x.gcu --codec lossless --without nmaes");
+    assert!(run.err.contains("no tensor matches --without nmaes"), "{}", run.err);
+    // Where the bytes are not all that a copy needs, the tensor is refused with the way out.
+    let text = "{'descr': '|O', 'fortran_order': True, 'shape': (2, 3), }\n";
+    let objects =
+        [b"\x93NUMPY\x01\0", &(text.len() as u16).to_le_bytes()[..], text.as_bytes(), b"."].concat();
+    npz(&dir.path("o.npz"), &[("a[0].npy", &objects), ("w.npy", &npy("'<f4'", "()", &f32s(&[1.0])))]);
+    dir.fails(2, "--without 'a[[]0[]]' leaves it out", "encode o.npz -o x.gcu --codec lossless");
+    dir.well("encode o.npz -o x.gcu --codec lossless --without a[[]0[]]");
+    let run = dir.run("diff o.npz o.npz");
+    assert!(run.out().contains("opaque, not compared: a[0]"), "{}", run.out());
+    assert_eq!(run.code, 0);
+}
+
+#[test]
+fn arrays_one_after_another_are_all_read() {
+    let dir = Dir::new();
+    let (a, b) = (npy("'<f4'", "(2,)", &f32s(&[3.0, 4.0])), npy("'<U1'", "()", &[97, 0, 0, 0]));
+    std::fs::write(dir.path("two.npy"), [&a[..], &b, &a].concat()).unwrap();
+    let run = dir.well("inspect two.npy --tensors");
+    assert!(run.err.contains("two: 3 arrays, one after another"), "{}", run.err);
+    for name in ["two.0", "two.1", "two.2"] {
+        assert!(run.out().contains(name), "{}", run.out());
+    }
+    std::fs::write(dir.path("junk.npy"), [&a[..], b"junk"].concat()).unwrap();
+    dir.fails(3, "do not match", "inspect junk.npy");
+}

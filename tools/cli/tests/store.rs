@@ -36,6 +36,24 @@ fn versions_go_in_and_come_out() {
 }
 
 #[test]
+fn opaque_tensors_come_back_whole() {
+    let dir = Dir::new();
+    for version in 1..=3u8 {
+        let (path, w) = (dir.path(&format!("{version}.safetensors")), f32s(&[1.0, 2.0]));
+        let tensors = [("s", "F8_E8M0", &[3][..], &[127, 126, version][..]), ("w", "F32", &[2], &w)];
+        write_tensors(&path, &[tensors[0], tensors[1], ("q", "U4X2", &[2], &[version, 7])]);
+        let run = dir.well(&format!("publish st {version}.safetensors"));
+        assert!(run.err.contains("is opaque"), "{}", run.err);
+    }
+    dir.well("pull st -o one.safetensors --version 1");
+    dir.well("diff 1.safetensors one.safetensors");
+    dir.well("pull st -o three.safetensors --base one.safetensors");
+    let run = dir.well("diff 3.safetensors three.safetensors --all");
+    assert!(run.out().contains("F8_E8M0") && run.out().contains("U4X2"), "{}", run.out());
+    dir.well("publish st 3.safetensors --base three.safetensors --without q");
+}
+
+#[test]
 fn streams_that_overwrite_are_applied_twice() {
     let dir = Dir::new();
     for version in 1..=2 {

@@ -12,7 +12,7 @@ use crate::origin::Origin;
 use crate::output::{print, warn};
 use crate::progress::Progress;
 use crate::stream::{Base, Updates};
-use crate::tensors::{Any, Dump, NamedTensor, folder};
+use crate::tensors::{Any, Dump, Labels, NamedTensor, Outline, folder};
 use change::{Change, History};
 use gcodec::Limits;
 use gcodec_latent::Models;
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let models = args.models.models()?;
     let mut chain = Chain { group: args.group.map(usize::from), models, ..Chain::default() };
     if let Some(base) = &args.base {
-        chain.weights = Dump::open(base)?.tensors.into_iter().map(keyed).collect();
+        chain.weights = Dump::open_carrying(base)?.tensors.into_iter().map(keyed).collect();
     }
     let files = files(&args.inputs)?;
     let progress = Progress::new(files.len() as u64, "comparing", false);
@@ -166,9 +166,10 @@ struct Chain {
 
 impl Chain {
     fn add_file(&mut self, path: &Path, limits: &Limits) -> Result<()> {
-        let input = match Any::open(path) {
+        let input = match Any::open_carrying(path) {
             Ok(Any::Stream(input)) => input,
-            Ok(Any::Tensors(dump)) => {
+            Ok(Any::Tensors(mut dump)) => {
+                self.drop_resized(path, &mut dump);
                 let origin = Origin::of(&dump, path);
                 // The rest is compared all the same.
                 self.fault = self.fault.take().or(dump.fault().map(|failure| failure.in_file(path)));
@@ -196,6 +197,30 @@ impl Chain {
             self.add(path, origin, tensors, cost.as_ref()).in_file(path)?;
         }
         Ok(())
+    }
+
+    /// Takes new opaque tensors, and those of another number of bytes, as they are: text may grow.
+    fn drop_resized(&mut self, path: &Path, dump: &mut Dump) {
+        let labels = Labels::of(&dump.metadata);
+        if self.weights.is_empty() || labels.is_empty() {
+            return;
+        }
+        for tensor in std::mem::take(&mut dump.tensors) {
+            let outline = Outline::from(&tensor);
+            let shape = |tensor: &NamedTensor| (tensor.view().dtype(), tensor.view().shape().to_vec());
+            let old = self.weights.get(tensor.name());
+            if labels.find(&outline).is_none() || old.is_some_and(|old| shape(old) == shape(&tensor)) {
+                dump.tensors.push(tensor);
+                continue;
+            }
+            let (path, dtype) = (path.display(), labels.dtype(&outline));
+            warn(format_args!(
+                "{path}: tensor {:?} ({dtype}) is opaque, and not as in the version before: not compared",
+                tensor.name()
+            ));
+            self.history.remove(tensor.name());
+            self.weights.insert(tensor.name().to_owned(), tensor);
+        }
     }
 
     /// Adds a version. Tensors that it does not have stay as they are.

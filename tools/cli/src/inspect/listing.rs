@@ -131,7 +131,7 @@ fn cells(tensor: &Tensor, all: f64, terminal: &Terminal) -> [String; 12] {
     [
         fit(&tensor.name, (terminal.width / 2).max(24)),
         view::bytes(tensor.bytes()),
-        view::share(tensor.nonzero()),
+        view::density(tensor),
         view::number(tensor.norm),
         bad,
         Some(shape(tensor)).filter(|shape| !shape.is_empty()).unwrap_or_else(|| thousands(tensor.elements)),
@@ -278,7 +278,7 @@ fn columns<'a>(with_update: bool) -> Vec<Column<Row<'a>>> {
         Column::integer("updates", |row| Some(row.tensor.updates)),
         Column::real("bytes", |row| Some(row.tensor.bits() / 8.0)),
         Column::integer("kept", |row| row.tensor.kept),
-        Column::real("nonzero", |row| row.tensor.nonzero()),
+        Column::real("nonzero", |row| row.tensor.nonzero().filter(|_| row.tensor.opaque.is_none())),
         Column::real("norm", |row| row.tensor.norm),
         Column::real("min", |row| row.tensor.min),
         Column::real("max", |row| row.tensor.max),

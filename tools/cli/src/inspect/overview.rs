@@ -359,7 +359,7 @@ fn costs(tensors: &[Tensor], terminal: &Terminal) -> Vec<String> {
             fit(&printable(&tensor.name), name_width),
             view::bytes(tensor.bytes()),
             view::percent(share),
-            view::share(tensor.nonzero()),
+            view::density(tensor),
             view::number(tensor.norm),
             bar(share / most.max(f64::MIN_POSITIVE), bar_width),
         );

@@ -86,7 +86,7 @@ fn of_bytes(
             }
             let failure = dump.fault();
             if failure.is_none() {
-                dump.warn_of_opaque(path);
+                dump.warn_of_opaque(path, "");
             }
             let report = of_dump(path, name, bytes, &dump, wanted);
             Ok((Report { ok: failure.is_none(), ..report }, failure))

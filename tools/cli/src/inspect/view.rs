@@ -1,5 +1,6 @@
 //! Numbers and places as `inspect` prints them.
 
+use super::tensor::Tensor;
 use super::update::Update;
 use crate::output::human_bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +34,11 @@ pub(crate) fn percent(share: f64) -> String {
 /// Formats bits of an element, or `-` if there is none.
 pub(crate) fn bits(bits: Option<f64>) -> String {
     bits.map_or_else(|| "-".to_owned(), |bits| format!("{bits:.3}"))
+}
+
+/// Formats the share of elements that are not zero; `-` if nobody reads them.
+pub(crate) fn density(tensor: &Tensor) -> String {
+    if tensor.opaque.is_some() { "-".to_owned() } else { share(tensor.nonzero()) }
 }
 
 /// Formats a share, or `?` if only the base of a delta tells.

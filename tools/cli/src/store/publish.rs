@@ -3,9 +3,9 @@
 use super::{InStore, Place, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::naming::CODEC;
-use crate::options::parse_pair;
+use crate::options::{NameGlob, parse_pair};
 use crate::output::{human_bytes, note, print};
-use crate::tensors::Dump;
+use crate::tensors::{Dump, Labels};
 use gcodec::Codec;
 use gcodec_store::{Policy, Publisher};
 use std::collections::BTreeMap;
@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// The latest version or an earlier one, as `gcodec pull` wrote it; avoids a download
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
+    /// Leave out the tensors whose names match
+    #[arg(long, value_name = "GLOB")]
+    without: Vec<NameGlob>,
     /// Key and value for the version
     #[arg(long, value_name = "K=V", value_parser = parse_pair)]
     meta: Vec<(String, String)>,
@@ -50,13 +53,14 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
-    let meta: BTreeMap<_, _> = args.meta.iter().cloned().collect();
+    let mut meta: BTreeMap<_, _> = args.meta.iter().cloned().collect();
     if meta.len() != args.meta.len() {
         return Err(Failure::usage("a key of --meta is repeated"));
     }
-    let dump = Dump::open(&args.input)?;
+    let dump = Dump::open_whole(&args.input, &args.without, quiet)?;
+    meta.extend(Labels::of(&dump.metadata).entry());
     let store = args.place.open("publishing", None)?;
-    let held = |path| held(&args.place, &store, Dump::open(path)?).in_file(path);
+    let held = |path| held(&args.place, &store, Dump::open_carrying(path)?).in_file(path);
     let base = args.base.as_deref().map(held).transpose()?;
     let policy = Policy::default().with_anchor_every(args.anchor_every.max(1)).with_codec(args.codec);
     let mut publisher = Publisher::with_base(&store, policy, base).in_store(&args.place)?;

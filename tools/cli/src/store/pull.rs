@@ -4,7 +4,7 @@ use super::{InStore, Place, VERSION_KEY, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::check_output_is_new;
 use crate::output::{counted, human_bytes, note};
-use crate::tensors::{self, Dump};
+use crate::tensors::{self, Dump, Labels};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         tensors::write(&args.output, &[(name, tensor.view())], &BTreeMap::new())?;
         return Ok(Outcome::Well);
     }
-    let held = |path| held(&args.place, &store, Dump::open(path)?).in_file(path);
+    let held = |path| held(&args.place, &store, Dump::open_carrying(path)?).in_file(path);
     let base = args.base.as_deref().map(held).transpose()?;
     let staged = store.stage(base.as_ref(), args.version).in_store(&args.place)?;
     let (bytes, steps) = (staged.bytes(), staged.steps());
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let touched = verified.touched().len();
     let replica = verified.commit(base).in_store(&args.place)?;
     let views: Vec<_> = replica.tensors().collect();
-    let metadata = BTreeMap::from([(VERSION_KEY.to_owned(), replica.version().to_string())]);
+    let mut metadata = BTreeMap::from([(VERSION_KEY.to_owned(), replica.version().to_string())]);
+    metadata.extend(Labels::of(replica.meta()).entry());
     tensors::write(&args.output, &views, &metadata)?;
     // The next pull needs other objects.
     if let Some(Err(e)) = args.cache.as_deref().map(std::fs::remove_dir_all)

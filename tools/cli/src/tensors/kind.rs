@@ -114,15 +114,17 @@ fn of_archive(bytes: &[u8]) -> Result<Kind> {
     }
     let names: Vec<String> =
         archive.file_names().take(1000).flatten().map(|name| name.into_owned()).collect();
-    if names.iter().all(|name| name.ends_with(".npy")) {
+    let is_script = names.iter().any(|name| name.ends_with("constants.pkl"));
+    let is_array = |name: &String| name.ends_with(".npy");
+    if names.iter().all(is_array) || (!is_script && names.iter().any(is_array)) {
         return Ok(Kind::Npz);
     }
-    let what = if names.iter().any(|name| name.ends_with("constants.pkl")) {
+    let what = if is_script {
         "a TorchScript archive: save its state_dict() with torch.save"
     } else if names.iter().any(|name| name.ends_with(".json") && name.contains("config")) {
         "a Keras archive: save its weights as .npz or .safetensors"
     } else {
-        "a zip archive without data.pkl and not only of .npy files: unpack it"
+        "a zip archive without data.pkl and without .npy files: unpack it"
     };
     let other = names.iter().find(|name| !name.ends_with(".npy")).cloned().unwrap_or_default();
     Err(Failure::invalid(format_args!("{what} (it holds {other:?})")))
@@ -185,7 +187,7 @@ fn unknown(bytes: &[u8]) -> Failure {
     ))
 }
 
-fn find(bytes: &[u8], what: &[u8]) -> bool {
+pub(super) fn find(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|w| w == what)
 }
 

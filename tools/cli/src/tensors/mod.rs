@@ -8,6 +8,7 @@ mod chunked;
 pub(crate) mod folder;
 mod gguf;
 pub(crate) mod kind;
+mod label;
 pub(crate) mod npy;
 pub(crate) mod npz;
 mod opaque;
@@ -22,6 +23,7 @@ use chunked::Chunked;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use kind::Kind;
+pub(crate) use label::{Label, Labels};
 pub(crate) use opaque::Opaque;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};
@@ -76,6 +78,18 @@ impl Dump {
     /// Reads the tensors of the file at `path`, or of that for which a folder stands; `-` is standard input.
     /// Its bytes tell its kind.
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        Self::open_quietly(path).inspect(|dump| dump.warn_of_opaque(path, " (left out)"))
+    }
+
+    /// As [`Self::open`]; opaque tensors become tensors of their bytes.
+    pub(crate) fn open_carrying(path: &Path) -> Result<Self> {
+        let mut dump = Self::open_quietly(path)?;
+        dump.carry();
+        Ok(dump)
+    }
+
+    /// As [`Self::open`], without a warning of opaque tensors.
+    pub(crate) fn open_quietly(path: &Path) -> Result<Self> {
         match Any::open(path)? {
             Any::Tensors(dump) => dump.whole(path),
             Any::Stream(_) => {
@@ -107,16 +121,20 @@ impl Dump {
     /// has no names, and the folder of other files.
     pub(crate) fn parse(kind: Kind, input: Input, path: &Path) -> Result<Self> {
         let input = Arc::new(input);
-        match kind {
+        let dump = match kind {
             Kind::Stream => Err(Failure::invalid("a gcodec stream")),
             Kind::Safetensors => safetensors::read(&input),
             Kind::Shards => shards::read(path, &input),
             Kind::Npz => npz::read(&input, DEFAULT_MAX_BYTES),
-            Kind::Npy => Ok(Self { tensors: vec![npy::read(&input, stem(path))?], ..Self::default() }),
+            Kind::Npy => npy::read(&input, &stem(path)),
             Kind::Torch => torch::read(&input),
             Kind::Distributed => torch::dcp::read(path, &input),
             Kind::Gguf => gguf::read(&input),
-        }
+        };
+        dump.map(|mut dump| {
+            dump.uncarry();
+            dump
+        })
     }
 }
 
@@ -127,15 +145,24 @@ pub(crate) enum Any {
 }
 
 impl Any {
-    /// Reads the tensors of the file at `path`, unless it is a stream; `-` is standard input.
+    /// As [`Self::open`]; opaque tensors become tensors of their bytes.
+    pub(crate) fn open_carrying(path: &Path) -> Result<Self> {
+        let mut any = Self::open(path)?;
+        if let Self::Tensors(dump) = &mut any {
+            dump.warn_of_opaque(path, "; of such tensors, the bytes are compared");
+            dump.carry();
+        }
+        Ok(any)
+    }
+
+    /// Reads the tensors of the file at `path`, unless it is a stream; `-` is standard input. It gives no
+    /// warning of opaque tensors.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let (opened, path) = folder::open(path)?;
         let (kind, input) = whole(opened, &path)?;
         match kind {
             Kind::Stream => Ok(Self::Stream(input)),
-            kind => {
-                Dump::parse(kind, input, &path).inspect(|dump| dump.warn_of_opaque(&path)).map(Self::Tensors)
-            }
+            kind => Dump::parse(kind, input, &path).map(Self::Tensors),
         }
         .in_file(&path)
     }
@@ -204,7 +231,8 @@ impl Format {
 }
 
 /// Writes tensors, in the order given, in the format of the extension of `path`; `-` is standard output, as
-/// safetensors. A file appears complete or not at all.
+/// safetensors. A file appears complete or not at all. Opaque tensors are written as their source had them,
+/// where the format has their element type, and as bytes otherwise.
 pub(crate) fn write(
     path: &Path,
     tensors: &[(&str, TensorView<'_>)],
@@ -231,6 +259,7 @@ pub(crate) fn write_from(
     source: &mut Source<'_>,
 ) -> Result<()> {
     let format = check_output(path)?;
+    let labels = Labels::of(metadata);
     let mut out = Output::create(path)?;
     let mut is_of_source = false;
     let written = {
@@ -240,9 +269,9 @@ pub(crate) fn write_from(
             taken.inspect_err(|_| is_of_source = !is_of_sink)
         };
         match (format, outlines) {
-            (Format::Safetensors, _) => safetensors::write(&mut out, outlines, metadata, source),
-            (Format::Npz, _) => npz::write(&mut out, outlines, source),
-            (Format::Npy, [one]) => npy::write(&mut out, one, source),
+            (Format::Safetensors, _) => safetensors::write(&mut out, outlines, metadata, labels, source),
+            (Format::Npz, _) => npz::write(&mut out, outlines, &labels, source),
+            (Format::Npy, [one]) => npy::write(&mut out, one, &labels, source),
             (Format::Npy, all) => {
                 Err(Failure::usage(format_args!(".npy holds one tensor, not {}", all.len())))
             }

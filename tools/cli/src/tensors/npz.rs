@@ -1,6 +1,7 @@
 //! `.npz`: a zip archive with one `.npy` file for each array, stored or deflated.
 
-use super::{Dump, Outline, Source, archive, check_unique, npy, quoted};
+use super::label::{Form, Label, Labels};
+use super::{Data, Dump, Opaque, Outline, Source, archive, check_unique, npy, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
 use std::io::{Read, Write};
@@ -17,35 +18,54 @@ pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
     if archive.has_duplicate_names() {
         return Err(Failure::invalid("two entries of the archive have one name"));
     }
-    let mut tensors = Vec::new();
-    let mut left = max_bytes;
+    let (mut dump, mut left) = (Dump::default(), max_bytes);
     for i in 0..archive.len() {
         let mut entry = archive.by_index(i).map_err(Failure::invalid)?;
         let file_name = entry.name().map_err(Failure::invalid)?.into_owned();
-        let Some(name) = file_name.strip_suffix(".npy") else {
-            return Err(Failure::invalid(format_args!("archive entry {file_name:?} is no .npy file")));
-        };
+        if entry.is_dir() && entry.size() == 0 {
+            continue;
+        }
+        let name = file_name.strip_suffix(".npy").unwrap_or(&file_name);
         let bytes = read_entry(&mut entry, left, max_bytes).map_err(|e| e.about(quoted(name)))?;
         left -= bytes.len() as u64;
-        tensors.push(npy::read_owned(bytes, name.to_owned()).map_err(|e| e.about(quoted(name)))?);
+        if name.len() < file_name.len() {
+            npy::read_entry(bytes, name.to_owned(), &mut dump).map_err(|e| e.about(quoted(name)))?;
+            continue;
+        }
+        let opaque = Opaque::new(file_name, "file", None, bytes.len() as u64, "a file that is no array");
+        dump.opaque.push(opaque.with_data(Data::Owned(bytes)).with_form(Form::File));
     }
-    Ok(Dump { tensors, ..Dump::default() })
+    // `x.npy` and a file `x` would be one tensor.
+    check_unique(dump.names(), Failure::invalid)?;
+    Ok(dump)
 }
 
 /// Writes arrays in the order given, uncompressed: gcodec is the compressor here.
-pub(crate) fn write(out: &mut impl Write, tensors: &[Outline<'_>], source: &mut Source<'_>) -> Result<()> {
+pub(crate) fn write(
+    out: &mut impl Write,
+    tensors: &[Outline<'_>],
+    labels: &Labels,
+    source: &mut Source<'_>,
+) -> Result<()> {
     check_unique(tensors.iter().map(|tensor| tensor.name), Failure::usage)?;
-    let headers = tensors.iter().map(|tensor| npy::header(tensor).map_err(|e| e.about(quoted(tensor.name))));
+    let is_file = |tensor: &Outline<'_>| labels.find(tensor).is_some_and(Label::is_file);
+    let headers = tensors.iter().map(|tensor| match is_file(tensor) {
+        true => Ok((tensor.name.to_owned(), Vec::new())),
+        false => {
+            let header = npy::header(tensor, labels).map_err(|e| e.about(quoted(tensor.name)))?;
+            Ok((format!("{}.npy", tensor.name), header))
+        }
+    });
     let headers = headers.collect::<Result<Vec<_>>>()?;
     // With sizes after the data, no seeking is needed; 64-bit sizes, as `np.savez` writes them.
     let mut archive = ZipWriter::new_stream(out);
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
-    let (mut next, mut begun) = (tensors.iter().zip(headers), None);
+    let (mut next, mut begun) = (headers.into_iter(), None);
     source(&mut |name, bytes| {
         if begun != Some(name.to_owned())
-            && let Some((tensor, header)) = next.next()
+            && let Some((file_name, header)) = next.next()
         {
-            archive.start_file(format!("{}.npy", tensor.name), options).map_err(write_failure)?;
+            archive.start_file(file_name, options).map_err(write_failure)?;
             archive.write_all(&header)?;
             begun = Some(name.to_owned());
         }
@@ -88,7 +108,10 @@ mod tests {
 
     fn npy(tensor: &TensorBuf) -> Vec<u8> {
         let mut bytes = Vec::new();
-        with_source(&[("", tensor.view())], |one, source| npy::write(&mut bytes, &one[0], source)).unwrap();
+        with_source(&[("", tensor.view())], |one, source| {
+            npy::write(&mut bytes, &one[0], &Labels::default(), source)
+        })
+        .unwrap();
         bytes
     }
 
@@ -145,7 +168,10 @@ mod tests {
     fn damage_is_found() {
         let tensor = TensorBuf::from_f32(vec![4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
         let mut written = Vec::new();
-        with_source(&[("t", tensor.view())], |all, source| write(&mut written, all, source)).unwrap();
+        with_source(&[("t", tensor.view())], |all, source| {
+            write(&mut written, all, &Labels::default(), source)
+        })
+        .unwrap();
         let deflated = archive(&[("t.npy", &npy(&tensor))], CompressionMethod::Deflated);
         for bytes in [written, deflated] {
             assert!(parse(&bytes, DEFAULT_MAX_BYTES).is_ok());
@@ -163,10 +189,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_array_is_refused() {
-        for (entry, message) in [("readme.txt", "readme.txt"), ("a.npy", "tensor \"a\": not a .npy")] {
-            let bytes = archive(&[(entry, b"hello")], CompressionMethod::Stored);
-            let failure = parse(&bytes, DEFAULT_MAX_BYTES).unwrap_err();
+    fn other_files_are_opaque_and_damaged_arrays_refused() {
+        let array = npy(&TensorBuf::from_f32(vec![1], &[1.0]).unwrap());
+        let entries =
+            [("a.npy", &array[..]), ("dir/", b""), ("dir/readme.txt", b"hello"), ("dir/b.npy", &array)];
+        let dump = parse(&archive(&entries, CompressionMethod::Deflated), DEFAULT_MAX_BYTES).unwrap();
+        assert_eq!(dump.names().collect::<Vec<_>>(), ["a", "dir/b", "dir/readme.txt"]);
+        assert_eq!((&*dump.opaque[0].dtype, dump.opaque[0].bytes), ("file", 5));
+        for (entries, message) in [
+            (&[("a.npy", &b"hello"[..])][..], "tensor \"a\": not a .npy"),
+            (&[("a.npy", &[&array[..], &array].concat())], "bytes behind"),
+            (&[("a.npy", &array), ("a", b"hello")], "\"a\" occurs twice"),
+        ] {
+            let failure = parse(&archive(entries, CompressionMethod::Stored), DEFAULT_MAX_BYTES).unwrap_err();
             assert_eq!(failure.code, Code::Invalid);
             assert!(failure.message.contains(message), "{failure}");
         }
@@ -177,7 +212,8 @@ mod tests {
     fn one_name_is_written_once() {
         let tensor = TensorBuf::from_f32(vec![], &[1.0]).unwrap();
         let twice = [("t", tensor.view()), ("t", tensor.view())];
-        let written = with_source(&twice, |all, source| write(&mut Vec::new(), all, source));
+        let written =
+            with_source(&twice, |all, source| write(&mut Vec::new(), all, &Labels::default(), source));
         assert_eq!(written.unwrap_err().code, Code::Usage);
     }
 }

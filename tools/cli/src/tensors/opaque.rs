@@ -1,5 +1,6 @@
 //! Tensors whose elements gcodec does not read: what their file says of them, and why they are not read.
 
+use super::label::Form;
 use super::{Data, Dump, NamedTensor, quoted};
 use crate::output::{counted, warn};
 use std::borrow::Cow;
@@ -18,8 +19,9 @@ pub(crate) struct Opaque {
     /// Why the elements are not read.
     pub(crate) reason: Cow<'static, str>,
     /// Its bytes, if the format of the file tells where they are.
-    #[expect(dead_code, reason = "read once commands carry it")]
     data: Option<Data>,
+    /// How a file that gcodec writes has it.
+    form: Option<Form>,
 }
 
 impl Opaque {
@@ -30,12 +32,32 @@ impl Opaque {
         bytes: u64,
         reason: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self { name, dtype: dtype.into(), shape, bytes, reason: reason.into(), data: None }
+        Self { name, dtype: dtype.into(), shape, bytes, reason: reason.into(), data: None, form: None }
     }
 
     /// Adds its bytes, which commands that copy tensors then carry.
     pub(super) fn with_data(self, data: Data) -> Self {
         Self { data: Some(data), ..self }
+    }
+
+    /// Says how a file that gcodec writes has its bytes.
+    pub(super) fn with_form(self, form: Form) -> Self {
+        Self { form: Some(form), ..self }
+    }
+
+    /// Says how a file has its bytes, if that is known.
+    pub(super) fn with_form_of(self, form: Option<Form>) -> Self {
+        Self { form, ..self }
+    }
+
+    /// Whether its bytes are known.
+    pub(super) fn has_data(&self) -> bool {
+        self.data.is_some()
+    }
+
+    /// Takes its bytes, if they are known, and how a file that gcodec writes has them.
+    pub(super) fn take_data(&mut self) -> Option<(Data, Option<Form>)> {
+        Some((self.data.take()?, self.form))
     }
 }
 
@@ -46,15 +68,15 @@ impl Dump {
         self.tensors.iter().map(NamedTensor::name).chain(opaque)
     }
 
-    /// Names the tensors that cannot be read, with the reason of the first.
-    pub(crate) fn warn_of_opaque(&self, path: &Path) {
+    /// Names the tensors that cannot be read, with the reason of the first, and what becomes of them.
+    pub(crate) fn warn_of_opaque(&self, path: &Path, fate: &str) {
         let Some(first) = self.opaque.first() else { return };
         let more = match self.opaque.len() - 1 {
             0 => String::new(),
             more => format!("; {} more {} opaque", counted(more as u64, "tensor"), are(more)),
         };
         let (path, name) = (path.display(), quoted(&first.name));
-        warn(format_args!("{path}: {name} ({}) is opaque: {}{more}", first.dtype, first.reason));
+        warn(format_args!("{path}: {name} ({}) is opaque: {}{fate}{more}", first.dtype, first.reason));
     }
 }
 

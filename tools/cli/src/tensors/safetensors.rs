@@ -8,6 +8,7 @@
 //! This parser replaces the crate `safetensors`, which the tests compare it with: its errors name the
 //! tensor, it refuses duplicate names, and tensors borrow from a shared map.
 
+use super::label::{Form, Labels};
 use super::{Data, Dump, NamedTensor, Opaque, Outline, Source, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
@@ -69,7 +70,14 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         expected_begin = end;
         let data = Data::Shared { input: Arc::clone(input), range };
         let Some(dtype) = dtype_from_name(&dtype) else {
-            opaque.push(Opaque::new(name, dtype, Some(shape), end - begin, NOT_READ).with_data(data));
+            if bits_of(&dtype).is_some_and(|bits| bytes_of(bits, &shape) != Some(end - begin)) {
+                return fail(&format_args!(
+                    "{} bytes do not match the shape {shape:?} of {dtype}",
+                    end - begin
+                ));
+            }
+            let tensor = Opaque::new(name, dtype, Some(shape), end - begin, NOT_READ);
+            opaque.push(tensor.with_data(data).with_form(Form::Safetensors));
             continue;
         };
         if dtype.bits() == 4 && gcodec::internal::elements(&shape).is_some_and(|n| n % 2 == 1) {
@@ -89,6 +97,7 @@ pub(crate) fn write(
     out: &mut impl Write,
     tensors: &[Outline<'_>],
     metadata: &BTreeMap<String, String>,
+    mut labels: Labels,
     source: &mut Source<'_>,
 ) -> Result<()> {
     check_unique(tensors.iter().map(|tensor| tensor.name), Failure::usage)?;
@@ -101,8 +110,17 @@ pub(crate) fn write(
             return Err(Failure::usage(what).about(quoted(tensor.name)));
         }
     }
-    let mut header =
-        serde_json::to_vec(&HeaderToWrite { tensors, metadata }).map_err(std::io::Error::from)?;
+    let find = |tensor: &Outline<'_>| {
+        let (dtype, shape) = labels.find(tensor)?.in_safetensors(tensor.bytes())?;
+        Some((dtype.to_owned(), shape.to_owned()))
+    };
+    let restored: Vec<Option<(String, Vec<u64>)>> = tensors.iter().map(find).collect();
+    for (tensor, _) in tensors.iter().zip(&restored).filter(|(_, restored)| restored.is_some()) {
+        labels.take(tensor.name);
+    }
+    let metadata = &labels.put(metadata);
+    let mut header = serde_json::to_vec(&HeaderToWrite { tensors, restored: &restored, metadata })
+        .map_err(std::io::Error::from)?;
     // Pads with spaces, so that the data begins at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -113,6 +131,8 @@ pub(crate) fn write(
 /// The header to write, in the order of the tensors.
 struct HeaderToWrite<'a> {
     tensors: &'a [Outline<'a>],
+    /// Element type and shape of those that are opaque.
+    restored: &'a [Option<(String, Vec<u64>)>],
     metadata: &'a BTreeMap<String, String>,
 }
 
@@ -123,12 +143,20 @@ impl Serialize for HeaderToWrite<'_> {
             map.serialize_entry(METADATA, self.metadata)?;
         }
         let mut begin = 0u64;
-        for tensor in self.tensors {
+        for (tensor, restored) in self.tensors.iter().zip(self.restored) {
             let end = begin.saturating_add(tensor.bytes());
-            let dtype = dtype_name(tensor.dtype).ok_or_else(|| {
-                serde::ser::Error::custom(format_args!("safetensors has no element type {}", tensor.dtype))
-            })?;
-            let entry = EntryToWrite { dtype, shape: tensor.shape, data_offsets: (begin, end) };
+            let known = || {
+                let dtype = dtype_name(tensor.dtype).ok_or_else(|| {
+                    serde::ser::Error::custom(format_args!(
+                        "safetensors has no element type {}",
+                        tensor.dtype
+                    ))
+                })?;
+                Ok((dtype, tensor.shape))
+            };
+            let restored = restored.as_ref().map(|(dtype, shape)| Ok((dtype.as_str(), &shape[..])));
+            let (dtype, shape) = restored.unwrap_or_else(known)?;
+            let entry = EntryToWrite { dtype, shape, data_offsets: (begin, end) };
             map.serialize_entry(tensor.name, &entry)?;
             begin = end;
         }
@@ -138,7 +166,7 @@ impl Serialize for HeaderToWrite<'_> {
 
 #[derive(serde::Serialize)]
 struct EntryToWrite<'a> {
-    dtype: &'static str,
+    dtype: &'a str,
     shape: &'a [u64],
     data_offsets: (u64, u64),
 }
@@ -187,6 +215,28 @@ impl<'de> Deserialize<'de> for Header {
         }
 
         deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+/// Whether a file can have `bytes` bytes as an opaque tensor of this element type and shape.
+pub(super) fn can_hold(dtype: &str, shape: &[u64], bytes: u64) -> bool {
+    let is_opaque = dtype_from_name(dtype).is_none();
+    is_opaque && bits_of(dtype).is_none_or(|bits| bytes_of(bits, shape) == Some(bytes))
+}
+
+/// Returns the bytes of a tensor whose elements have this many bits, if they are whole.
+fn bytes_of(bits: u64, shape: &[u64]) -> Option<u64> {
+    let bits = gcodec::internal::elements(shape)?.checked_mul(bits)?;
+    bits.is_multiple_of(8).then_some(bits / 8)
+}
+
+/// Returns the bits of an element of the format's types that streams do not have.
+fn bits_of(dtype: &str) -> Option<u64> {
+    match dtype {
+        "F6_E2M3" | "F6_E3M2" => Some(6),
+        "F8_E8M0" => Some(8),
+        "C64" => Some(64),
+        _ => None,
     }
 }
 
@@ -255,7 +305,8 @@ mod tests {
     fn written(tensors: &[(String, TensorBuf)], metadata: &BTreeMap<String, String>) -> Vec<u8> {
         let views: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.view())).collect();
         let mut bytes = Vec::new();
-        with_source(&views, |all, source| write(&mut bytes, all, metadata, source)).unwrap();
+        with_source(&views, |all, source| write(&mut bytes, all, metadata, Labels::default(), source))
+            .unwrap();
         bytes
     }
 
@@ -385,8 +436,9 @@ mod tests {
             [&[("a", odd.view())][..], &[(METADATA, one.view())], &[("a", one.view()), ("a", one.view())]]
         {
             let mut bytes = Vec::new();
-            let written =
-                with_source(tensors, |all, source| write(&mut bytes, all, &BTreeMap::new(), source));
+            let written = with_source(tensors, |all, source| {
+                write(&mut bytes, all, &BTreeMap::new(), Labels::default(), source)
+            });
             assert_eq!(written.unwrap_err().code, Code::Usage);
             assert!(bytes.is_empty());
         }
@@ -398,7 +450,7 @@ mod tests {
         for name in ["a", "ab", "abc", "\"\\\n"] {
             let mut bytes = Vec::new();
             with_source(&[(name, one.view())], |all, source| {
-                write(&mut bytes, all, &BTreeMap::new(), source)
+                write(&mut bytes, all, &BTreeMap::new(), Labels::default(), source)
             })
             .unwrap();
             assert_eq!((bytes.len() - 4) % 8, 0);
