@@ -273,6 +273,18 @@ pub enum InputErrorKind {
         /// Index of the element inside its tensor.
         index: u64,
     },
+    /// A finite value is beyond the range of f32, in which lossy compressors compute.
+    #[error(
+        "element {index} is {:e}, beyond the range of f32, in which lossy codecs compute: scale the tensor, or \
+         encode it with lossless",
+        f64::from_bits(*bits)
+    )]
+    BeyondF32 {
+        /// Index of the element inside its tensor.
+        index: u64,
+        /// Bits of the value, in binary64.
+        bits: u64,
+    },
     /// An option, or another argument that is a setting, is outside its range.
     #[error("option out of range: {what}")]
     BadOption {

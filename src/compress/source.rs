@@ -91,10 +91,19 @@ impl<'a> Source<'a> {
             }
         }
         if self.zero_non_finite {
-            for x in out.iter_mut() {
-                *x = if x.is_finite() { *x } else { 0.0 };
+            // A finite number beyond f32 stays infinite here, so that it is refused: 0 is no value of it.
+            let is_wide = self.dtype == Dtype::F64;
+            for (i, x) in out.iter_mut().enumerate() {
+                *x = if x.is_finite() || (is_wide && self.beyond(start + i).is_some()) { *x } else { 0.0 };
             }
         }
+    }
+
+    /// Returns an element of binary64 that is finite, and infinite as f32.
+    fn beyond(&self, index: usize) -> Option<f64> {
+        let bytes = self.data.as_chunks().0.get(index).filter(|_| self.dtype == Dtype::F64)?;
+        let value = f64::from_le_bytes(*bytes);
+        (value.is_finite() && (value as f32).is_infinite()).then_some(value)
     }
 
     /// Asks for the bytes of the run that begins at `start`.
@@ -168,7 +177,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Returns the error for the first element that is NaN or infinite.
+    /// Returns the error for the first element that is NaN or infinite as f32.
     pub(super) fn non_finite(&self) -> Error {
         let mut run = [0.0; RUN];
         for start in (0..self.len).step_by(RUN) {
@@ -176,7 +185,11 @@ impl<'a> Source<'a> {
             self.read(start, run);
             if let Some(at) = run.iter().position(|x| !x.is_finite()) {
                 let index = (start + at) as u64;
-                return Error::input(InputErrorKind::NonFinite { index }).in_tensor(self.tensor);
+                let kind = match self.beyond(start + at) {
+                    Some(value) => InputErrorKind::BeyondF32 { index, bits: value.to_bits() },
+                    None => InputErrorKind::NonFinite { index },
+                };
+                return Error::input(kind).in_tensor(self.tensor);
             }
         }
         Error::input(InputErrorKind::NonFinite { index: 0 }).in_tensor(self.tensor)

@@ -8,6 +8,7 @@ mod natural;
 mod onebit;
 mod pending;
 mod powersgd;
+mod range;
 mod scalecom;
 mod senders;
 mod shared_set;
