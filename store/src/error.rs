@@ -73,6 +73,16 @@ pub enum Error {
         /// Version concerned.
         version: u64,
     },
+    /// The object store ignores or does not know the condition of a write, by which only one publisher
+    /// commits a version. Nothing was published.
+    #[error(
+        "{path}: the server has no conditional writes: it ignores or refuses `If-None-Match: *`, so two publishers \
+         could both commit a version, and one would be lost; use a service that has them, or a folder"
+    )]
+    Unconditional {
+        /// Object that was written twice to learn it.
+        path: String,
+    },
     /// Publishing took longer than the store's grace period allows. Nothing was published.
     #[error("publishing took longer than half of the store's grace period of {} s", .grace.as_secs())]
     TooSlow {
@@ -124,7 +134,9 @@ impl Error {
     /// Returns the party at fault: `world`, `store`, `limits`, `newer writer`, `other publisher` or `caller`.
     pub fn fault(&self) -> &'static str {
         match self {
-            Self::Transport { .. } | Self::Io { .. } | Self::TooSlow { .. } => "world",
+            Self::Transport { .. } | Self::Io { .. } | Self::TooSlow { .. } | Self::Unconditional { .. } => {
+                "world"
+            }
             Self::Missing { .. } | Self::Corrupt { .. } | Self::Stream { .. } | Self::Unreachable { .. } => {
                 "store"
             }

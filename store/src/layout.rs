@@ -27,6 +27,8 @@ pub(crate) const DATA: &str = "data";
 pub(crate) const LEASES: &str = "leases";
 /// Prefix of the records of folds.
 pub(crate) const FOLDS: &str = "folds";
+/// Object that publishers try to create again, to learn whether the store refuses it.
+pub(crate) const PROBE: &str = "probe.json";
 /// Object that `gc` writes to learn the store's time.
 pub(crate) const CLOCK: &str = "clock.json";
 
@@ -252,6 +254,13 @@ impl Settings {
     pub(crate) fn is_too_late(&self, start: Instant) -> bool {
         self.grace_ms > 0 && start.elapsed() > self.grace() / 2
     }
+}
+
+/// Content of [`PROBE`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Probe {
+    /// Random text, so that two writes differ.
+    pub(crate) nonce: String,
 }
 
 /// Content of a lease.

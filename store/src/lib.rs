@@ -42,6 +42,7 @@
 
 #![deny(unsafe_code)]
 
+mod difference;
 mod error;
 mod fold;
 mod gc;
@@ -56,6 +57,7 @@ mod weights;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -73,7 +75,7 @@ pub use publish::{Published, Publisher};
 pub use stage::{Poisoned, Reanchor, Sink, Staged, Verified};
 pub use weights::Replica;
 
-use layout::{Hint, LeaseText, ModelText, Object, Record, Settings};
+use layout::{Hint, LeaseText, ModelText, Object, Probe, Record, Settings};
 use remote::Remote;
 use weights::Model;
 
@@ -86,6 +88,8 @@ pub struct Store {
     /// The folder of a store on this machine.
     folder: Option<PathBuf>,
     grace: Duration,
+    /// Whether conditional writes are known to work: of a backend that has them always, or by a trial.
+    is_conditional: AtomicBool,
     /// The table of tensors that was read last.
     model: Mutex<Option<Arc<Model>>>,
 }
@@ -154,7 +158,9 @@ impl Store {
         #[cfg(feature = "tls")]
         let _ = rustls::crypto::ring::default_provider().install_default();
         let parsed = object_store::parse_url_opts(&url, settings).map_err(|e| wrong(e.to_string()))?;
-        Self::with_objects(Arc::from(parsed.0), parsed.1, options)
+        let store = Self::with_objects(Arc::from(parsed.0), parsed.1, options)?;
+        // Many services speak S3's protocol; the others have one server each.
+        Ok(store.with_conditions(!matches!(scheme, ObjectStoreScheme::AmazonS3)))
     }
 
     /// Opens a store in a folder, which is created if it is missing.
@@ -164,7 +170,7 @@ impl Store {
         let objects = LocalFileSystem::new_with_prefix(folder)
             .map_err(|e| Error::Address { url: what(), what: e.to_string() })?;
         let store = Self::with_objects(Arc::new(objects.with_fsync(true)), Path::default(), options)?;
-        Ok(Self { folder: Some(folder.to_owned()), ..store })
+        Ok(Self { folder: Some(folder.to_owned()), ..store.with_conditions(true) })
     }
 
     /// Opens a store under a prefix of any object store.
@@ -173,7 +179,8 @@ impl Store {
     /// [`Error::Io`] if the system starts no runtime.
     pub fn with_objects(objects: Arc<dyn ObjectStore>, prefix: Path, options: Options) -> Result<Self> {
         let remote = Remote::new(objects, prefix, options)?;
-        Ok(Self { remote, folder: None, grace: GRACE, model: Mutex::default() })
+        let is_conditional = AtomicBool::new(false);
+        Ok(Self { remote, folder: None, grace: GRACE, is_conditional, model: Mutex::default() })
     }
 
     /// Sets the grace period of a store that does not exist yet: the time for which [`Store::gc`] keeps what
@@ -188,6 +195,27 @@ impl Store {
     /// under its name unless another has it.
     fn check_links(&self) -> Result<()> {
         self.folder.as_deref().map_or(Ok(()), |folder| check_links(folder, |a, b| std::fs::hard_link(a, b)))
+    }
+
+    fn with_conditions(mut self, known: bool) -> Self {
+        self.is_conditional = AtomicBool::new(known);
+        self
+    }
+
+    /// Fails if the server ignores the condition of a write, as some that speak S3's protocol do.
+    fn check_conditions(&self) -> Result<()> {
+        if self.is_conditional.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // The first write to a new store succeeds. The second one is refused, and so is each later one.
+        for _ in 0..2 {
+            let probe = Probe { nonce: publish::nonce() };
+            if !self.remote.create(layout::PROBE, &probe).map_err(unconditional)? {
+                self.is_conditional.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+        }
+        Err(Error::Unconditional { path: layout::PROBE.to_owned() })
     }
 
     /// Returns the number of the latest version.
@@ -248,6 +276,15 @@ impl Store {
             })
         });
         checked.collect()
+    }
+
+    /// Returns the names of the tensors of a version.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if there is no such version; [`Error::Corrupt`] if its record is.
+    pub fn names(&self, version: u64) -> Result<Vec<String>> {
+        let model = self.model(&self.record(version)?.model)?;
+        Ok(model.infos.iter().map(|info| info.name.clone()).collect())
     }
 
     /// Returns the bytes transferred by this store so far.
@@ -328,6 +365,21 @@ fn lease_path(name: &str) -> Result<String> {
     match is_plain && name.len() <= 128 {
         true => Ok(format!("{}/{name}.json", layout::LEASES)),
         false => Err(Error::input(format!("{name:?} is no name of a lease: letters, digits, - and _"))),
+    }
+}
+
+/// Returns the error of a conditional write, which a server may not implement.
+fn unconditional(error: Error) -> Error {
+    use object_store::Error as E;
+    match error {
+        Error::Transport { path, source: E::NotImplemented { .. } | E::NotSupported { .. } } => {
+            Error::Unconditional { path }
+        }
+        // S3's code for a header that the server does not know.
+        Error::Transport { path, source } if source.to_string().contains("NotImplemented") => {
+            Error::Unconditional { path }
+        }
+        error => error,
     }
 }
 

@@ -92,8 +92,9 @@ impl<'s> Publisher<'s> {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another publisher was first; [`Error::Input`] or [`Error::Codec`] for tensors
-    /// that cannot be stored; [`Error::Io`] before the work for a folder without hard links;
-    /// [`Error::Transport`]. Nothing was published then.
+    /// that cannot be stored; [`Error::Io`] before the work for a folder without hard links, and
+    /// [`Error::Unconditional`] for a server without conditional writes; [`Error::Transport`]. Nothing was
+    /// published then.
     pub fn publish(
         &mut self,
         tensors: &[(&str, TensorView<'_>)],
@@ -101,6 +102,7 @@ impl<'s> Publisher<'s> {
     ) -> Result<Published> {
         let start = Instant::now();
         self.store.check_links()?;
+        self.store.check_conditions()?;
         let settings = self.store.create_settings()?;
         let last = self.last.as_ref();
         let version = last.map_or(1, |(replica, _)| replica.version + 1);

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use gcodec::frame::{Digest, TensorInfo, tensor_digest};
+use gcodec::frame::{Digest, tensor_digest};
 use gcodec::{TensorBuf, TensorView};
 use rayon::prelude::*;
 
 use crate::Store;
+use crate::difference;
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::plan::{Plan, Step, plan};
@@ -239,29 +240,25 @@ impl Store {
         self.stage(held.as_ref(), version)?.verify()?.commit(held)
     }
 
-    /// Returns a replica of tensors that the caller holds, after comparing them with the version's digest.
+    /// Returns a replica of tensors that the caller holds, in any order, after comparing them with the
+    /// version's digest.
     ///
     /// # Errors
-    /// [`Error::Input`] if they are not the version's tensors.
+    /// [`Error::Input`] if they are not the version's tensors. It names those that are missing, too many, or
+    /// differ; for other elements, the version is downloaded to find them.
     pub fn hold(&self, version: u64, tensors: Vec<(String, TensorBuf)>) -> Result<Replica> {
         let record = self.record(version)?;
         let model = self.model(&record.model)?;
-        let infos = tensors.iter().map(|(name, t)| TensorInfo::new(name.as_str(), t.dtype(), t.shape()));
-        let mut given: HashMap<String, TensorBuf> = HashMap::new();
-        let is_same = infos.len() == model.infos.len();
-        let fits = |info: TensorInfo| model.find(&info.name).is_some_and(|n| model.infos[n] == info);
-        if !is_same || !infos.into_iter().all(fits) {
-            return Err(Error::input(format!("the tensors are not those of version {version}")));
-        }
-        given.extend(tensors);
+        difference::check(&model, version, &tensors)?;
+        let mut given: HashMap<String, TensorBuf> = tensors.into_iter().collect();
         let ordered = model.infos.iter().map(|info| given.remove(&info.name).map(Arc::new));
-        let repeated = || Error::input("a tensor's name is repeated");
-        let tensors = ordered.collect::<Option<Vec<_>>>().ok_or_else(repeated)?;
+        let missing = || Error::input(format!("a tensor of version {version} is missing"));
+        let tensors = ordered.collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let digests: Vec<Digest> = tensors.par_iter().map(|tensor| tensor_digest(tensor.view())).collect();
         let replica = Replica { version, meta: record.meta.clone(), model, tensors, digests };
         match layout::hex(&replica.state()) == record.state {
             true => Ok(replica),
-            false => Err(Error::input(format!("the tensors differ from version {version}"))),
+            false => Err(self.other_values(&replica)),
         }
     }
 

@@ -234,8 +234,19 @@ fn tensors_are_held_only_as_their_version() {
     check(&store.hold(2, shuffled).unwrap());
     let mut missing = weights(2);
     missing.pop();
-    for wrong in [weights(3), missing.clone(), [missing.clone(), missing].concat()] {
-        assert!(matches!(store.hold(2, wrong), Err(Error::Input(_))));
+    let mut retyped = weights(2);
+    retyped[1].1 = TensorBuf::from_f32(vec![3], &[0.0; 3]).unwrap();
+    let prefixed: Vec<_> = weights(2).into_iter().map(|(n, t)| (format!("module.{n}"), t)).collect();
+    for (wrong, parts) in [
+        (weights(3), vec!["other elements than in version 2", "\"embed\""]),
+        (missing.clone(), vec!["\"empty\" of the version is missing"]),
+        ([missing.clone(), missing].concat(), vec!["two tensors have the name \"embed\""]),
+        ([weights(2), vec![("x".into(), weights(2)[0].1.clone())]].concat(), vec!["has no tensor \"x\""]),
+        (retyped, vec!["\"layer.0.bias\" is f32 [3], in the version f32 [30]"]),
+        (prefixed, vec!["not those of version 2", "(6 tensors)", "all names match without `module.`"]),
+    ] {
+        let Err(Error::Input(text)) = store.hold(2, wrong) else { panic!("{parts:?}") };
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
 }
 

@@ -11,7 +11,7 @@ use futures_util::stream::{BoxStream, StreamExt};
 use gcodec_store::object_store::path::Path;
 use gcodec_store::object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
 /// Fault of a call.
@@ -30,6 +30,10 @@ pub(crate) enum Fault {
     Flipped,
     /// A read says that the object does not exist yet.
     Late,
+    /// A write is done whatever its condition.
+    Unconditional,
+    /// The server does not know conditions of writes.
+    NotImplemented,
 }
 
 type Choose = Box<dyn Fn(u64, &str) -> Fault + Send + Sync>;
@@ -83,6 +87,12 @@ impl ObjectStore for Faulty {
                 self.inner.put_opts(path, payload, options).await?;
                 Err(broken("the answer was lost"))
             }
+            Fault::Unconditional => self.inner.put_opts(path, payload, PutOptions::default()).await,
+            Fault::NotImplemented if options.mode == PutMode::Create => Err(broken(
+                "<Code>NotImplemented</Code><Message>A header you provided implies functionality that is not \
+                 implemented</Message>",
+            )),
+            Fault::NotImplemented => self.inner.put_opts(path, payload, options).await,
             _ => Err(broken("refused")),
         }
     }
@@ -98,7 +108,9 @@ impl ObjectStore for Faulty {
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         let fault = self.next(path.as_ref());
         match fault {
-            Fault::None => return self.inner.get_opts(path, options).await,
+            Fault::None | Fault::Unconditional | Fault::NotImplemented => {
+                return self.inner.get_opts(path, options).await;
+            }
             Fault::Refused | Fault::Unanswered => return Err(broken("refused")),
             Fault::Late => {
                 return Err(Error::NotFound { path: path.to_string(), source: "late".into() });

@@ -1,6 +1,7 @@
 //! Tests of the store: what readers see while publishers, folds and collections run, fail and are killed.
 
 mod basics;
+mod conditions;
 mod crash;
 mod damage;
 mod faults;
