@@ -18,12 +18,12 @@ from typing import Any
 from gcodec import _native
 from gcodec._native import Tensor
 from gcodec._tensors.dlpack import ML_DTYPES, convert, framework_of, given
+from gcodec._tensors.prefixes import counterparts, hint
+from gcodec._tensors.refusals import refusal
 from gcodec._tensors.trees import named_tensors
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-
-_WHOLE = slice(None)
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,11 @@ class Patch:
         return Patch(self.name, shape, self.dtype, positions, Tensor(self.dtype, values_shape, values.tobytes()))
 
     def apply_(self, tensor: Any) -> None:
-        """Writes the values into a PyTorch tensor, on any device, or into a NumPy array.
+        """Writes the values into a PyTorch tensor, on any device, or into a NumPy array, of any strides.
 
         Raises:
-            InputError: the tensor has another shape or type, or is not row-major. Nothing is written.
+            InputError: the tensor has another shape or type, is read-only, or some of its elements share
+                memory, as those of an expanded tensor do. Nothing is written.
         """
         self.check(tensor)
         self._write(tensor)
@@ -112,22 +113,31 @@ class Patch:
         framework = framework_of(tensor)
         if framework not in ("torch", "numpy"):
             raise InputError(f"tensor {self.name!r} is a {type(tensor).__name__}: give a PyTorch tensor or a NumPy array")
+        if (reason := refusal(tensor)) is not None:
+            raise InputError(f"tensor {self.name!r} {reason}")
         if tuple(tensor.shape) != self.shape:
             raise InputError(f"tensor {self.name!r} has shape {tuple(tensor.shape)}, but in the update {self.shape}")
-        if framework == "numpy":
-            row_major, dtype = tensor.flags.c_contiguous and tensor.flags.writeable, _numpy_name(tensor.dtype)
-        else:
-            row_major, dtype = tensor.is_contiguous(), _torch_name(tensor.dtype)
+        dtype = _numpy_name(tensor.dtype) if framework == "numpy" else _torch_name(tensor.dtype)
         if dtype != self.dtype:
             raise InputError(f"tensor {self.name!r} is {dtype or tensor.dtype}, but in the update {self.dtype}")
-        if not row_major:
-            raise InputError(f"tensor {self.name!r} is not row-major and writable: give a contiguous tensor")
+        if framework == "numpy":
+            strides, width, writable = tensor.strides, tensor.itemsize, tensor.flags.writeable
+        else:
+            strides, width, writable = tensor.stride(), 1, not tensor.is_neg()
+        if not writable:
+            raise InputError(f"tensor {self.name!r} is read-only: give a copy, or the tensor that it is a view of")
+        if _overlaps(self.shape, strides, width):
+            raise InputError(f"elements of tensor {self.name!r} share memory (strides {strides}): give it .clone() or .copy()")
 
     def _write(self, tensor: Any) -> None:
         if framework_of(tensor) == "numpy":
             indices, values = self.numpy()
-            flat = tensor.reshape(-1)
-            flat[_WHOLE if indices is None else indices] = values.reshape(-1)
+            if indices is None:
+                tensor[...] = values.reshape(tensor.shape)
+            elif tensor.flags.c_contiguous:
+                tensor.reshape(-1)[indices] = values.reshape(-1)
+            else:
+                tensor.flat[indices] = values.reshape(-1)
             return
         import torch
 
@@ -135,12 +145,31 @@ class Patch:
         with torch.no_grad():
             # Bits: not every operation knows every element type.
             bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-            flat = tensor.detach().reshape(-1).view(bits)
+            place = tensor.detach().view(bits)
             values = values.reshape(-1).view(bits).to(tensor.device)
             if indices is None:
-                flat.copy_(values)
+                place.copy_(values.view(place.shape))
+                return
+            indices = indices.to(tensor.device, torch.int64)
+            if place.is_contiguous():
+                place.view(-1).index_copy_(0, indices, values)
             else:
-                flat.index_copy_(0, indices.to(tensor.device, torch.int64), values)
+                place.index_put_(torch.unravel_index(indices, place.shape), values)
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], width: int) -> bool:
+    """Whether two elements of a tensor may share memory.
+
+    width: the size of an element, in units of the strides.
+    """
+    reach = width - 1
+    if 0 in shape:
+        return False
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 _NUMPY = {"float16": "f16", "float32": "f32", "float64": "f64", "bool": "bool"} | {
@@ -169,8 +198,16 @@ class Patches(Mapping[str, Patch]):
     def __init__(self, header: UpdateHeader, patches: Mapping[str, Patch]) -> None:
         self.header = header
         self._patches = dict(patches)
+        self._strip_prefix = ""
+        # The names that the sender gave the tensors, where they differ.
+        self._sent: dict[str, str] = {}
+        # Whether the load that runs was given a patch, or wrote one: from then on tensors may have changed.
+        self._used = False
+        # The error of the last `apply_` that wrote nothing.
+        self._refused: InputError | None = None
 
     def __getitem__(self, name: str) -> Patch:
+        self._used = True
         return self._patches[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -187,21 +224,47 @@ class Patches(Mapping[str, Patch]):
     @property
     def count(self) -> int:
         """Number of elements that get values."""
-        return sum(patch.count for patch in self.values())
+        return sum(patch.count for patch in self._patches.values())
 
-    def apply_(self, tensors: Mapping[str, Any]) -> None:
-        """Writes the values into tensors of PyTorch or NumPy, by name.
+    def apply_(self, tensors: Mapping[str, Any], *, strip_prefix: str | None = None) -> None:
+        """Writes the values into tensors of PyTorch or NumPy, by name, whatever their strides.
+
+        strip_prefix: a prefix, such as `module.`, that names have here or in the update. They are compared
+            without it. Default: none, or that of the `Follower`.
 
         Raises:
             InputError: a tensor is missing or does not fit. Nothing is written.
         """
-        missing = [name for name in self if name not in tensors]
-        if missing:
-            raise InputError(f"the update changes {missing[0]!r}, which is not among the given tensors")
-        for name, patch in self.items():
-            patch.check(tensors[name])
-        for name, patch in self.items():
-            patch._write(tensors[name])
+        try:
+            places = self._places(tensors, strip_prefix or self._strip_prefix)
+        except InputError as e:
+            self._refused = e
+            raise
+        self._used = self._used or bool(places)
+        for patch, place in places:
+            patch._write(place)
+
+    def _places(self, tensors: Mapping[str, Any], prefix: str) -> list[tuple[Patch, Any]]:
+        """Returns the patches with the tensors that they fit."""
+        sent = {name: self._sent.get(name, name) for name in self._patches}
+        own = {name: name for name in sent.values()}
+        if prefix:
+            own = counterparts(sent.values(), tensors.keys(), prefix)
+        if missing := [name for name in sent.values() if own.get(name) not in tensors]:
+            why = hint(sent.values(), tensors.keys())
+            raise InputError(f"the update changes {missing[0]!r}, which is not among the given tensors{why}")
+        places = [(patch, tensors[own[sent[name]]]) for name, patch in self._patches.items()]
+        for patch, place in places:
+            patch.check(place)
+        return places
+
+    def _begin(self) -> None:
+        """Notes that a load begins."""
+        self._used, self._refused = False, None
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        """Whether a load that failed with `error` did so before it could write anything."""
+        return error is self._refused and not self._used
 
     def __repr__(self) -> str:
         return f"Patches(step={self.header.step}, {len(self)} tensors, {self.count} elements)"

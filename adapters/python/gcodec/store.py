@@ -23,6 +23,7 @@ from typing import Any
 from gcodec import _native
 from gcodec._native import Tensor
 from gcodec._tensors.dlpack import Framework, convert, given
+from gcodec._tensors.prefixes import counterparts
 from gcodec._tensors.trees import named_tensors
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import ConflictError, InputError, PoisonedError
@@ -169,9 +170,14 @@ class Update:
         self._follower, self._held = follower, follower._replica
         held = None if self._held is None else self._held.version
         self._replica = staged.commit(held)
+        self._touched = staged.touched
         self.version = self._replica.version
         self.meta = self._replica.meta
-        self.touched: list[str] = staged.touched
+        # The engine's names, by those of the store.
+        self._own = {name: follower._own(name) for name in self._replica.names()}
+        if len(set(self._own.values())) < len(self._own):
+            raise InputError(f"without {follower._strip_prefix!r}, two tensors of version {self.version} have the same name")
+        self.touched = [self._own[name] for name in staged.touched]
         self.bytes = staged.bytes
         self.steps = staged.steps
 
@@ -182,19 +188,27 @@ class Update:
         It is computed at the first access: access it before the pause.
         """
         if self._held is None:
-            whole = self._replica.tensors(None)
-            made = [Patch(name, tuple(t.shape), t.dtype, None, t) for name, t in whole]
-            return Patches(UpdateHeader(step=self.version), {patch.name: patch for patch in made})
-        held = self._held.version
-        found = self._replica.patches(self._held, self.touched)
-        made = [Patch(name, tuple(shape), dtype, indices, values) for name, shape, dtype, indices, values in found]
-        header = UpdateHeader(step=min(held, self.version), inner_steps=abs(self.version - held), delta=True)
-        return Patches(header, {patch.name: patch for patch in made})
+            header = UpdateHeader(step=self.version)
+            parts: list[_native._Patch] = [(name, list(t.shape), t.dtype, None, t) for name, t in self._replica.tensors(None)]
+        else:
+            held = self._held.version
+            header = UpdateHeader(step=min(held, self.version), inner_steps=abs(self.version - held), delta=True)
+            parts = self._replica.patches(self._held, self._touched)
+        own = self._own
+        made = [Patch(own[name], tuple(shape), dtype, indices, values) for name, shape, dtype, indices, values in parts]
+        patches = Patches(header, {patch.name: patch for patch in made})
+        patches._strip_prefix = self._follower._strip_prefix
+        patches._sent = {own: name for name, own in self._own.items()}
+        return patches
 
     def tensors(self, names: Iterable[str] | None = None, *, framework: Framework | None = None) -> dict[str, Any]:
         """Returns whole tensors of the version: the touched ones, or those in `names`."""
-        wanted = self.touched if names is None else list(names)
-        return {name: convert(tensor, framework) for name, tensor in self._replica.tensors(wanted)}
+        own = self._own
+        wanted = self._touched
+        if names is not None:
+            chosen = set(names)
+            wanted = [name for name in self._replica.names() if own[name] in chosen]
+        return {own[name]: convert(tensor, framework) for name, tensor in self._replica.tensors(wanted)}
 
     def apply(self, load: Callable[[str, Any], object], *, framework: Framework | None = "torch") -> int:
         """Loads each touched tensor by `load(name, tensor)`; otherwise as `commit`."""
@@ -207,13 +221,16 @@ class Update:
         Returns the version.
 
         Raises:
-            InputError: the follower has another version by now. Nothing is loaded.
-            PoisonedError: `load` raised. The follower's next update has every tensor.
+            InputError: the follower has another version by now, or `Patches.apply_` refused the tensors.
+                Nothing is loaded, and the follower keeps its version.
+            PoisonedError: `load` raised after it may have written something. The follower's next update has
+                every tensor.
         """
         patches = self.patches
-        return self._finish(lambda: load(patches) if patches else None)
+        patches._begin()
+        return self._finish(lambda: load(patches) if patches else None, patches._wrote_nothing)
 
-    def _finish(self, load: Callable[[], object]) -> int:
+    def _finish(self, load: Callable[[], object], wrote_nothing: Callable[[BaseException], bool] = lambda _: False) -> int:
         follower = self._follower
         if follower._replica is not self._held:
             raise InputError("the update was staged for another version than the follower holds", kind="version")
@@ -221,6 +238,9 @@ class Update:
         try:
             load()
         except BaseException as e:
+            if wrote_nothing(e):
+                follower._replica = self._held
+                raise
             raise PoisonedError(f"version {self.version} was not loaded completely: {e}", kind="poisoned") from e
         follower._replica = self._replica
         return self.version
@@ -236,15 +256,37 @@ class Follower:
         weights: a tree of the tensors of `version`, which the engine has loaded already. They are compared
             with the digest in the store, and copied. Default: the first update has every tensor.
         version: a version of the store.
+        strip_prefix: a prefix, such as `module.`, that names have in the store or in the engine. They are
+            compared without it. Updates have the names of `weights`, or names without the prefix if there are
+            none, and `Patches.apply_` takes tensors with or without it. Default: None.
+
+    Raises:
+        InputError: the weights are not those of the version. The message names the tensors that are missing
+            or differ; for other values, the version is downloaded to find them.
     """
 
-    def __init__(self, store: Store, weights: Any = None, version: int | None = None) -> None:
+    def __init__(
+        self, store: Store, weights: Any = None, version: int | None = None, *, strip_prefix: str | None = None
+    ) -> None:
         if (weights is None) != (version is None):
             raise InputError("a Follower begins with weights and their version, or with neither")
         self.store = store
+        self._strip_prefix = strip_prefix or ""
+        # The engine's names, by those of the store.
+        self._names: dict[str, str] = {}
         self._replica: _native.Replica | None = None
         if weights is not None and version is not None:
-            self._replica = store._native.hold(version, given(named_tensors(weights)))
+            named = named_tensors(weights)
+            if self._strip_prefix:
+                own = counterparts(store._native.names(version), named.keys(), self._strip_prefix)
+                theirs = {name: theirs for theirs, name in own.items()}
+                self._names = own
+                named = {theirs.get(name, name): tensor for name, tensor in named.items()}
+            self._replica = store._native.hold(version, given(named))
+
+    def _own(self, name: str) -> str:
+        """Returns the engine's name of a tensor of the store."""
+        return self._names.get(name) or name.removeprefix(self._strip_prefix)
 
     @property
     def poisoned(self) -> bool:

@@ -16,13 +16,18 @@ the `step` of an anchor is its version. A receiver takes each version once and i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gcodec import _native
 from gcodec._tensors.dlpack import framework_of
+from gcodec._tensors.prefixes import counterparts, hint
+from gcodec._tensors.refusals import check_taken, naming
+from gcodec._tensors.trees import named_tensors
 from gcodec._tensors.update import PART_BYTES, native_update
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError, PoisonedError
+from gcodec.file import File
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import encode
@@ -36,7 +41,8 @@ class Sender:
     """Makes the streams of versions, one after another. It keeps a copy of the last version.
 
     Args:
-        weights: the weights that receivers have, by name.
+        weights: the weights that receivers have: a tree of tensors, as in `gcodec.encode`. None among them,
+            such as the `_extra_state` of a module, is left out.
         version: the version of these weights. Default: 0.
         codec: the codec of deltas, a `gcodec.Delta` or its specification. Default: `delta`, differences.
         on_device: keep the copy where the weights are, made by their own library. Weights on one CUDA device
@@ -45,29 +51,33 @@ class Sender:
 
     Raises:
         InputError: the codec is not a delta.
+        TypeError: a leaf of the tree is not a tensor, or gcodec has no element type for it.
     """
 
     def __init__(
-        self, weights: Mapping[str, Any], version: int = 0, *, codec: Codec | str = "delta", on_device: bool = False
+        self, weights: Any, version: int = 0, *, codec: Codec | str = "delta", on_device: bool = False
     ) -> None:
         self._codec = spec_of(codec)
         if self._codec.partition(":")[0] != "delta":
             raise InputError(f"a Sender makes deltas, not {self._codec}")
         self._on_device = on_device
-        self._last = {name: _copied(tensor, on_device) for name, tensor in weights.items()}
+        self._last = {name: _copied(name, tensor, on_device) for name, tensor in named_tensors(weights).items()}
         # Half of what is hashed: the digests of a version are those of the next one's base.
         self._digests = _native.Digests()
         self.version = version
         """The last version."""
 
-    def delta(self, weights: Mapping[str, Any]) -> bytes:
+    def delta(self, weights: Any) -> bytes:
         """Returns the stream from the last version to the next, which has `weights`.
 
         Raises:
             InputError: names, shapes or types are not those of the last version, which stays the last.
         """
-        _check_same(self._last, weights)
-        new = {name: _copied(weights[name], self._on_device) for name in self._last}
+        named = named_tensors(weights)
+        for name, tensor in named.items():
+            check_taken(name, tensor)
+        _check_same(self._last, named)
+        new = {name: _copied(name, named[name], self._on_device) for name in self._last}
         header = UpdateHeader(step=self.version, inner_steps=1, world=1)
         options = Chosen(base=self._last, header=header)
         update = native_update("Sender.delta", new, self._codec, options, digests=self._digests)
@@ -92,14 +102,19 @@ class Receiver:
     It keeps the weights on the host. Deltas change them, and digests are compared with them.
 
     Args:
-        weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host. The receiver
-            writes to them.
+        weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host, with any strides.
+            The receiver writes to them. None among them is left out.
         version: the version of these weights. Default: 0.
         limits: limits on streams. Default: `Limits()`.
+        strip_prefix: a prefix, such as `module.`, that names have in the streams or in `weights`. They are
+            compared without it, and patches have the names of `weights`. Default: None.
     """
 
-    def __init__(self, weights: Mapping[str, Any], version: int = 0, *, limits: Limits | None = None) -> None:
-        self._weights, self._limits = dict(weights), limits
+    def __init__(
+        self, weights: Any, version: int = 0, *, limits: Limits | None = None, strip_prefix: str | None = None
+    ) -> None:
+        self._weights, self._limits = named_tensors(weights), limits
+        self._strip_prefix = strip_prefix or ""
         self.version = version
         """The version of the weights; that of the last whole one if the receiver is poisoned."""
         self.poisoned = False
@@ -127,11 +142,31 @@ class Receiver:
             self._check_next(header)
         elif header.step < self.version or (header.step == self.version and not self.poisoned):
             raise InputError(f"the stream is version {header.step}, and version {self.version} is here", kind="version")
-        found = patches(data, base=self._weights, limits=self._limits)
+        found = self._patches(data)
         if header.delta:
             return Staged(self, found, header.step + header.inner_steps, anchor=False)
         self._check_whole(found)
         return Staged(self, found, header.step, anchor=True)
+
+    def _patches(self, data: Any) -> Patches:
+        """Reads the patches of a stream, under names without the prefix."""
+        if not self._strip_prefix:
+            try:
+                return patches(data, base=self._weights, limits=self._limits)
+            except InputError as e:
+                # A base is missing: all have other names, perhaps.
+                if e.kind == "unknown_reference" and (why := hint(self._names(data), self._weights)):
+                    raise InputError(f"{e}{why}", kind=e.kind) from e
+                raise
+        own = counterparts(self._names(data), self._weights, self._strip_prefix)
+        base = {name: self._weights[mine] for name, mine in own.items()}
+        found = patches(data, base=base, limits=self._limits)
+        mine = ((own.get(name, name), patch) for name, patch in found.items())
+        return Patches(found.header, {name: replace(patch, name=name) for name, patch in mine})
+
+    def _names(self, data: Any) -> list[str]:
+        """Returns the names of the tensors of a stream."""
+        return list(File(data, limits=self._limits)[-1].shapes)
 
     def _check_next(self, header: UpdateHeader) -> None:
         base, version = header.step, header.step + header.inner_steps
@@ -145,7 +180,7 @@ class Receiver:
     def _check_whole(self, found: Patches) -> None:
         for name, tensor in self._weights.items():
             if name not in found or found[name].indices is not None:
-                raise InputError(f"the anchor has not all elements of {name!r}")
+                raise InputError(f"the anchor has not all elements of {name!r}{hint(self._weights, found)}")
             found[name].check(tensor)
 
 
@@ -168,17 +203,22 @@ class Staged:
 
         Raises:
             InputError: the receiver has another version by now (kind `version`). Nothing is changed.
-            PoisonedError: `load` raised. The receiver's weights are still those of the old version.
+                The same if `Patches.apply_` refused the tensors of `load`.
+            PoisonedError: `load` raised after it may have written something. The receiver's weights are still
+                those of the old version.
         """
         receiver = self._receiver
         if (receiver.version, receiver.poisoned) != (self._from, self._poisoned):
             raise InputError(f"version {self.version} was staged on another version than {receiver.version}", kind="version")
-        for name, patch in self.patches.items():
+        for name, patch in self.patches._patches.items():
             patch.check(receiver._weights[name])
         if load is not None and self.patches:
+            self.patches._begin()
             try:
                 load(self.patches)
             except BaseException as e:
+                if self.patches._wrote_nothing(e):
+                    raise
                 receiver.poisoned = True
                 raise PoisonedError(f"version {self.version} was not loaded completely: {e}", kind="poisoned") from e
         self.patches.apply_(receiver._weights)
@@ -186,8 +226,13 @@ class Staged:
         return self.version
 
 
-def _copied(tensor: Any, on_device: bool) -> Any:
+def _copied(name: str, tensor: Any, on_device: bool) -> Any:
     """Returns a row-major copy on the host, or where the tensor is."""
+    check_taken(name, tensor)
+    return naming(name, lambda x: _copy(x, on_device), tensor)
+
+
+def _copy(tensor: Any, on_device: bool) -> Any:
     if framework_of(tensor) == "torch":
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         import torch
@@ -202,8 +247,16 @@ def _copied(tensor: Any, on_device: bool) -> Any:
 
 
 def _check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    if wrong := sorted(set(old) ^ set(new)):
-        raise InputError(f"the weights have not the names of the last version: {', '.join(wrong[:4])}")
+    if old.keys() != new.keys():
+        missing, extra = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
+        parts = [f"{what} {_some(names)}" for what, names in (("missing:", missing), ("new:", extra)) if names]
+        prefix = hint(new, old, advice="")
+        raise InputError(f"the weights have not the names of the last version ({'; '.join(parts)}){prefix}")
     for name, tensor in new.items():
         if (tuple(tensor.shape), tensor.dtype) != (tuple(old[name].shape), old[name].dtype):
             raise InputError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, in the last version {old[name].dtype} {tuple(old[name].shape)}")
+
+
+def _some(names: list[str]) -> str:
+    """Returns the first names, for a message."""
+    return ", ".join(map(repr, names[:4])) + (f", .. ({len(names)} in all)" if len(names) > 4 else "")

@@ -2,7 +2,7 @@
 
 use gcodec::Error;
 use gcodec::error::{InputErrorKind, Location};
-use gcodec::frame::Manifest;
+use gcodec::frame::{Manifest, TensorInfo};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -38,11 +38,13 @@ fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix:
         _ => location.and_then(|l| l.tensor),
     };
     let named = tensor.and_then(|t| Some(&manifest?.tensors().get(usize::try_from(t).ok()?)?.name));
-    let hint = match &error {
-        Error::Input(e) if matches!(e.kind, InputErrorKind::WrongDtype { what: "a lossy codec" }) => {
-            "; give integers to lossless, for example by rules={\"*\": \"lossless\"}"
+    let hint = match (&error, manifest) {
+        (Error::Input(e), Some(manifest))
+            if matches!(e.kind, InputErrorKind::WrongDtype { what: "a lossy codec" }) =>
+        {
+            format!("; keep integers and booleans as they are, by rules={}", lossless_rules(manifest))
         }
-        _ => "",
+        _ => String::new(),
     };
     let message = match named {
         Some(name) => format!("{prefix}tensor {name:?}: {error}{hint}"),
@@ -64,6 +66,46 @@ fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix:
         Ok(PyErr::from_value(class.call((message,), Some(&keys))?))
     };
     exception().unwrap_or_else(|e| e)
+}
+
+/// Returns rules that match the tensors which no lossy codec takes, and no other: one for all tensors with
+/// the same last part of their names, where that matches no floats.
+fn lossless_rules(manifest: &Manifest) -> String {
+    let (floats, others): (Vec<_>, Vec<_>) = manifest.tensors().iter().partition(|t| t.dtype.is_float());
+    let rule = |name: &str| match name.rsplit_once('.') {
+        Some((_, last)) => {
+            let of_float = |t: &&TensorInfo| t.name.rsplit_once('.').is_some_and(|(_, other)| other == last);
+            match floats.iter().any(of_float) {
+                true => escaped(name),
+                false => format!("*.{}", escaped(last)),
+            }
+        }
+        None => escaped(name),
+    };
+    let mut rules: Vec<String> = others.iter().map(|t| rule(&t.name)).collect();
+    rules.sort();
+    rules.dedup();
+    let shown = rules.iter().take(RULES).map(|rule| format!("{rule:?}: \"lossless\""));
+    let mut text = format!("{{{}}}", shown.collect::<Vec<_>>().join(", "));
+    if rules.len() > RULES {
+        text.push_str(&format!(" and {} more", rules.len() - RULES));
+    }
+    text
+}
+
+/// Rules that a message has, at most.
+const RULES: usize = 16;
+
+/// Returns the pattern that matches a name only.
+fn escaped(name: &str) -> String {
+    let mut out = String::new();
+    for c in name.chars() {
+        match c {
+            '*' | '?' | '[' => out.extend(['[', c, ']']),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// An error of a call whose tensors may be on devices.

@@ -1,6 +1,7 @@
 //! Named tensors from Python.
 
 use gcodec::{Dtype, TensorView};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::dlpack::Borrowed;
@@ -26,9 +27,23 @@ pub(crate) fn borrow(given: Given<'_>) -> PyResult<Vec<Named>> {
                 return Err(errors::input(object.py(), &format!("gcodec has no element type {text:?}")));
             }
         };
-        Ok(Named { name, tensor: Borrowed::new(&object, declared)? })
+        let tensor = Borrowed::new(&object, declared).map_err(|e| in_tensor(object.py(), &name, e))?;
+        Ok(Named { name, tensor })
     });
     named.collect()
+}
+
+/// Adds the name of a tensor to an error about its kind or its memory. Other exceptions stay what they are.
+fn in_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+    let message = format!("tensor {name:?}: {}", error.value(py));
+    let kind = error.get_type(py);
+    let new = match () {
+        () if kind.is(py.get_type::<PyTypeError>()) => PyTypeError::new_err(message),
+        () if kind.is(py.get_type::<PyBufferError>()) => PyBufferError::new_err(message),
+        () => return error,
+    };
+    new.set_cause(py, Some(error));
+    new
 }
 
 /// Returns row-major views of all tensors.

@@ -35,6 +35,7 @@ fn raise(py: Python<'_>, error: Error) -> PyErr {
         Error::Missing { .. } => "missing",
         Error::Unreachable { .. } => "unreachable",
         Error::TooSlow { .. } => "too-slow",
+        Error::Unconditional { .. } => "no-conditional-writes",
         _ => "store",
     };
     let exception = || -> PyResult<PyErr> {
@@ -106,6 +107,11 @@ impl Store {
         })?;
         let p = published.map_err(|e| raise(py, e))?;
         Ok((p.version, p.touched, p.bytes, p.delta_bytes, p.anchor_bytes))
+    }
+
+    /// Returns the names of the tensors of a version.
+    fn names(&self, py: Python<'_>, version: u64) -> PyResult<Vec<String>> {
+        py.detach(|| self.store.names(version)).map_err(|e| raise(py, e))
     }
 
     /// Returns a replica of tensors that the caller has, after comparing them with the version's digest.
@@ -240,6 +246,10 @@ impl Replica {
     #[getter]
     fn meta(&self) -> BTreeMap<String, String> {
         self.held.meta().clone()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.held.tensors().map(|(name, _)| name.to_owned()).collect()
     }
 
     /// Returns what changes `old` into this version: patches of the named tensors.

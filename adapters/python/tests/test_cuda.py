@@ -533,6 +533,10 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
 
     class Tensor(Shared):
         is_cuda = True
+        is_nested = is_quantized = False
+        layout = "strided"
+        device = types.SimpleNamespace(type="cuda")
+        dtype = "torch.float32"
 
         def detach(self) -> Tensor:
             said.append("detached")
@@ -553,7 +557,7 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
 
     theirs = driver.stream()
     cuda = types.SimpleNamespace(device=Device, current_stream=lambda device: types.SimpleNamespace(cuda_stream=theirs + 0 * device))
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, cuda=cuda))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, cuda=cuda, strided="strided"))  # type: ignore[arg-type]
     expected = gcodec.encode(gradient, "topk")
     tensor = Tensor(Memory(driver, gradient, device=1, late=theirs), on=theirs)
     before = driver.count("cuStreamSynchronize")

@@ -101,8 +101,62 @@ def test_what_is_refused(rng: np.random.Generator) -> None:
         ({n: t for n, t in mine.items() if n != last}, "not among"),
         (mine | {last: mine[last].reshape(1)}, "shape"),
         (mine | {last: mine[last].double()}, "f64"),
-        (mine | {"float32": mine["float32"].t().contiguous().t()}, "row-major"),
+        (mine | {"float32": mine["float32"][:1].expand(mine["float32"].shape)}, "share memory"),
+        (mine | {"float32": mine["float32"].to_sparse()}, "sparse"),
     ):
         with pytest.raises(gcodec.InputError, match=text):
             found.apply_(bad)
         assert all(torch.equal(bits(mine[n].reshape(-1)), bits(base[n].reshape(-1))) for n in base), "nothing is written"
+
+
+def placements(old: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns copies of a tensor of four dimensions with other strides."""
+    wide = torch.stack([torch.zeros_like(old), old], -1)
+    return {
+        "channels last": old.clone(memory_format=torch.channels_last),
+        "transposed": old.transpose(0, 3).contiguous().transpose(0, 3),
+        "permuted": old.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2),
+        "every second": wide[..., 1],
+        "part of a larger one": torch.nn.functional.pad(old.float(), (1, 1)).to(old.dtype)[..., 1:-1],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.bool, torch.float8_e5m2])
+def test_patches_are_written_whatever_the_strides(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    old = torch.randint(0, 2, (3, 4, 2, 5), generator=generator).to(dtype)
+    new = torch.where(torch.rand(old.shape, generator=generator) < 0.2, 1 - old.float(), old.float()).to(dtype)
+    delta = gcodec.patches(gcodec.encode(new, "delta", base=old), base=old)
+    assert 0 < delta.count < old.numel() // 2
+    for found in (delta, gcodec.patches(gcodec.encode(new, "lossless"))):
+        for name, place in placements(old).items():
+            assert torch.equal(place.float(), old.float()) and not place.is_contiguous(), name
+            strides = place.stride()
+            found.apply_({"tensor": place})
+            assert torch.equal(place.float(), new.float()) and place.stride() == strides, name
+            if dtype == torch.float32:
+                base = old.numpy().copy()
+                for array in (np.asfortranarray(base), np.flip(np.flip(base, 1).copy(), 1), np.repeat(base, 2, 0)[::2]):
+                    found.apply_({"tensor": array})
+                    assert np.array_equal(array, new.numpy())
+    # A parameter, in the format that convolutions prefer.
+    parameter = torch.nn.Parameter(old.float().clone(memory_format=torch.channels_last))
+    old, new = old.float(), new.float()
+    gcodec.patches(gcodec.encode(new, "delta", base=old), base=parameter).apply_({"tensor": parameter})
+    assert torch.equal(parameter.detach(), new)
+
+
+def test_elements_that_share_memory_are_refused() -> None:
+    found = gcodec.patches(gcodec.encode(torch.ones(2, 3), "lossless"))
+    row, read_only = np.zeros(3, np.float32), np.zeros((2, 3), np.float32)
+    read_only.flags.writeable = False
+    for wrong, text in (
+        (torch.zeros(3).expand(2, 3), "share memory"),
+        (torch.zeros(4).as_strided((2, 3), (1, 1)), "share memory"),
+        (np.lib.stride_tricks.as_strided(row, (2, 3), (0, 4)), "share memory"),
+        (read_only, "read-only"),
+        (torch.view_as_complex(torch.zeros(2, 3, 2)).conj().imag, "read-only"),
+    ):
+        with pytest.raises(gcodec.InputError, match=text):
+            found.apply_({"tensor": wrong})
+        assert not torch.as_tensor(wrong if isinstance(wrong, torch.Tensor) else wrong.copy()).any()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gcodec.errors import IoError
 from gcodec.store import ConflictError, Follower, Store
 
 server = pytest.importorskip("moto.server", reason="moto is not installed: requirements-test.txt has it")
@@ -24,9 +25,12 @@ class Server:
     def __init__(self) -> None:
         self.app = server.DomainDispatcherApplication(server.create_backend_app)
         self.cuts = 0
+        self.ignores_conditions = False
         self.ranges: list[str | None] = []
 
     def __call__(self, environment: dict[str, Any], start: Any) -> Iterator[bytes]:
+        if self.ignores_conditions:
+            environment.pop("HTTP_IF_NONE_MATCH", None)
         answer = self.app(environment, start)
         if environment["REQUEST_METHOD"] != "GET" or "/data/" not in environment["PATH_INFO"]:
             return answer
@@ -110,3 +114,22 @@ def test_a_download_that_is_cut_continues(s3: Server) -> None:
     # Nothing is sent twice: each further request begins where the one before was cut.
     anchor = [int(asked.removeprefix("bytes=").partition("-")[0]) for asked in s3.ranges if asked]
     assert anchor and max(anchor) >= CUT_AFTER, s3.ranges
+
+
+def test_a_server_that_ignores_conditions_is_refused(s3: Server) -> None:
+    s3.ignores_conditions = True
+    for _ in range(2):
+        store = Store("s3://bucket/ignoring")
+        for _ in range(2):
+            with pytest.raises(IoError, match="If-None-Match") as raised:
+                store.publish(weights(1))
+            assert raised.value.kind == "no-conditional-writes" and store.latest() == 0
+    # A store that was made elsewhere is read, and not written.
+    s3.ignores_conditions = False
+    assert Store("s3://bucket/moved").publish(weights(1)).version == 1
+    s3.ignores_conditions = True
+    store = Store("s3://bucket/moved")
+    assert equal(store.pull(framework="numpy"), 1)
+    with pytest.raises(IoError, match="conditional writes"):
+        store.publish(weights(2))
+    assert store.latest() == 1

@@ -11,6 +11,7 @@ from typing import Any
 
 from gcodec import _native
 from gcodec._tensors.dlpack import ML_DTYPES, given, local, readable
+from gcodec._tensors.refusals import naming
 from gcodec.errors import DeviceError, InputError
 
 # DLPack's device type of CUDA.
@@ -113,7 +114,7 @@ def place(tensors: dict[str, Any], specs: list[str], on: Work | None = None) -> 
     for spec in dict.fromkeys(spec_by_name[name] for name in where):
         names = [name for name in tensors if spec_by_name[name] == spec]
         lent |= _lend_all(spec, {name: tensors[name] for name in names}, where, on)
-    return [(name, lent[name], None) if name in lent else (name, *readable(x)) for name, x in tensors.items()]
+    return [(name, lent[name], None) if name in lent else (name, *naming(name, readable, x)) for name, x in tensors.items()]
 
 
 def _lend_all(spec: str, tensors: dict[str, Any], where: dict[str, int], on: Work | None) -> dict[str, _native.Lent]:

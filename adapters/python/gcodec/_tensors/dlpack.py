@@ -8,27 +8,19 @@ stream, unless it is compressed on its CUDA device (`gcodec.cuda`).
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any, Literal
+from typing import Any
 
 from gcodec._native import Tensor
+from gcodec._tensors.libraries import ML_DTYPES as ML_DTYPES
+from gcodec._tensors.libraries import Framework as Framework
+from gcodec._tensors.libraries import framework_of as framework_of
+from gcodec._tensors.refusals import check_taken, naming
 from gcodec.errors import InputError
-
-Framework = Literal["numpy", "torch", "jax"]
-"""The library of resulting tensors."""
 
 # DLPack devices whose memory the host can read: CPU, and the pinned memory of CUDA and ROCm.
 _HOST = (1, 3, 11)
 
-# Element types of ml_dtypes, which NumPy does not export through DLPack, and their names here.
-ML_DTYPES = {
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "f8e4m3fn",
-    "float8_e4m3fnuz": "f8e4m3fnuz",
-    "float8_e5m2": "f8e5m2",
-    "float8_e5m2fnuz": "f8e5m2fnuz",
-}
 _NAMES = {ours: theirs for theirs, ours in ML_DTYPES.items()}
 
 
@@ -39,22 +31,6 @@ def is_tensor(x: Any) -> bool:
     if (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")) or hasattr(x, "__cuda_array_interface__"):
         return True
     return "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic)
-
-
-def framework_of(x: Any) -> Framework | None:
-    """Returns the library of a tensor; None for `gcodec.Tensor` and for other libraries."""
-    kind: type = type(x)
-    return _framework_of_type(kind)
-
-
-@functools.lru_cache(maxsize=64)
-def _framework_of_type(kind: type) -> Framework | None:
-    module = kind.__module__.partition(".")[0]
-    if module in ("jaxlib", "jax"):
-        return "jax"
-    if "torch" in sys.modules and issubclass(kind, sys.modules["torch"].Tensor):
-        return "torch"
-    return "numpy" if module in ("numpy", "ml_dtypes") else None
 
 
 def local(x: Any) -> Any:
@@ -143,7 +119,11 @@ class _OnHost:
 
 def given(tensors: dict[str, Any]) -> list[tuple[str, Any, str | None]]:
     """Returns named tensors as the native module takes them."""
-    return [(name, *readable(x)) for name, x in tensors.items()]
+    out = []
+    for name, x in tensors.items():
+        check_taken(name, x)
+        out.append((name, *naming(name, readable, x)))
+    return out
 
 
 def convert(tensor: Tensor, framework: Framework | None) -> Any:

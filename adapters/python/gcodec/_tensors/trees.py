@@ -47,7 +47,10 @@ def _walk(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], A
     children = _children(tree)
     if children is None:
         at = ".".join(path) or "the tree"
-        raise TypeError(f"{at} is a {type(tree).__name__}: give tensors (with __dlpack__) or a container of tensors")
+        raise TypeError(
+            f"{at} is a {type(tree).__name__}: give tensors (with __dlpack__) or a container of tensors, and leave out what is "
+            'neither, as in {name: x for name, x in state.items() if hasattr(x, "__dlpack__")}'
+        )
     for key, child in children[0]:
         yield from _walk(child, (*path, key))
 

@@ -10,6 +10,7 @@ from typing import Any
 from gcodec import _native
 from gcodec._tensors.devices import Work, place, place_changes
 from gcodec._tensors.dlpack import given, local
+from gcodec._tensors.refusals import check_taken, naming
 from gcodec._tensors.trees import named_tensors
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError
@@ -64,8 +65,10 @@ def native_update(
     if options.non_finite == "propagate":
         raise InputError(f"{where} has no other processes to tell: non_finite is reject or zero")
     tensors = ordered(named_tensors(tree), options.order)
+    for name, x in tensors.items():
+        check_taken(name, x)
     places = {**places_of(tensors), **(shards or {})}
-    tensors = {name: local(x) for name, x in tensors.items()}
+    tensors = {name: naming(name, local, x) for name, x in tensors.items()}
     places |= chosen_places(options.shards or {}, tensors)
     chosen, native_feedback, native_dgc = split(codec, callers_feedback(where, options.feedback))
     default = spec_of(chosen)
