@@ -195,6 +195,7 @@ impl Encoder {
         let start = out.bytes().len();
         let result = self.parts(header, manifest, blocks).and_then(|mut parts| {
             while parts.write_next(out)? {}
+            parts.finish();
             Ok(())
         });
         if result.is_err() {
@@ -203,8 +204,8 @@ impl Encoder {
         result
     }
 
-    /// Begins an update whose parts the caller takes one by one, to write each before the next is made. The
-    /// bytes are those of [`Self::update`], and so are the arguments.
+    /// Begins an update whose parts the caller takes one by one, to write each before the next is made.
+    /// [`Parts::finish`] ends it. The bytes are those of [`Self::update`], and so are the arguments.
     ///
     /// # Errors
     /// [`Error::Input`] if the runs of the header's delta are not in order.
@@ -220,7 +221,7 @@ impl Encoder {
         let blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
         let writer = UpdateWriter::new(header, manifest, self.options.part_bytes)?;
         let mark = Some(self.mark(manifest));
-        Ok(Parts { encoder: self, manifest, blocks, writer, mark })
+        Ok(Parts { encoder: self, manifest, blocks, writer, mark, is_written: false })
     }
 
     /// Appends the next part of an update. Returns whether it is the last.
@@ -336,42 +337,60 @@ impl Encoder {
 
 /// An update that [`Encoder::parts`] has begun.
 ///
-/// Dropping it before its last part is written leaves the encoder as it was before the update.
+/// Dropping it without [`Self::finish`] leaves the encoder as it was before the update, so that a part that
+/// could not be sent, even the last, is none of the stream.
 pub struct Parts<'e, 'a, I> {
     encoder: &'e mut Encoder,
     manifest: &'e Arc<Manifest>,
     blocks: I,
     writer: UpdateWriter<'e, 'a>,
-    /// The encoder before the update, until the last part is written.
+    /// The encoder before the update; nothing once the update is finished or undone.
     mark: Option<Mark>,
+    /// Whether the last part is written.
+    is_written: bool,
 }
 
 impl<'a, I: Iterator<Item = Result<PendingBlock<'a>>>> Parts<'_, 'a, I> {
     /// Appends the next part, the first preceded by what [`Encoder::update`] puts before it, and returns
-    /// whether another follows. Appends nothing after the last. An error appends nothing and ends the update.
+    /// whether another follows. Appends nothing after the last. An error appends nothing and undoes the update.
     ///
     /// # Errors
     /// As [`Encoder::update`].
     pub fn write_next(&mut self, out: &mut dyn Output) -> Result<bool> {
-        let Some(mark) = self.mark.take() else { return Ok(false) };
+        if self.is_written || self.mark.is_none() {
+            return Ok(false);
+        }
         let start = out.bytes().len();
         match self.encoder.part(out, self.manifest, &mut self.writer, &mut self.blocks) {
-            Ok(last) => self.mark = (!last).then_some(mark),
+            Ok(is_last) => self.is_written = is_last,
             Err(e) => {
                 out.truncate(start);
-                self.encoder.return_to(mark, self.manifest);
+                self.undo();
                 return Err(e);
             }
         }
-        Ok(self.mark.is_some())
+        Ok(!self.is_written)
+    }
+}
+
+impl<I> Parts<'_, '_, I> {
+    /// Keeps the update in the stream, if its last part is written; else undoes it.
+    pub fn finish(mut self) {
+        if self.is_written {
+            self.mark = None;
+        }
+    }
+
+    fn undo(&mut self) {
+        if let Some(mark) = self.mark.take() {
+            self.encoder.return_to(mark, self.manifest);
+        }
     }
 }
 
 impl<I> Drop for Parts<'_, '_, I> {
     fn drop(&mut self) {
-        if let Some(mark) = self.mark.take() {
-            self.encoder.return_to(mark, self.manifest);
-        }
+        self.undo();
     }
 }
 
@@ -449,13 +468,19 @@ mod tests {
         out.clear();
         assert!(parts.write_next(&mut out).is_err() && out.is_empty(), "blocks out of order");
         assert!(!parts.write_next(&mut out).unwrap(), "an error ends the update");
+        parts.finish();
+        assert_eq!(encoder.offset(), 0, "finished after an error");
+        let mut parts = encoder.parts(&header, &manifest, &blocks).unwrap();
+        while parts.write_next(&mut out).unwrap() {}
         drop(parts);
+        assert_eq!(encoder.offset(), 0, "dropped after its last part");
+        out.clear();
         let mut parts = encoder.parts(&header, &manifest, &blocks).unwrap();
         let mut next = || (parts.write_next(&mut out).unwrap(), out.len());
         let lens = [next(), next(), next(), next()];
         assert_eq!(lens.map(|(more, _)| more), [true, true, false, false]);
         assert!(lens[1].1 < lens[2].1 && lens[2] == lens[3], "nothing after the last part");
-        drop(parts);
+        parts.finish();
         encoder.finish(&mut out);
         assert_eq!(out, whole);
     }

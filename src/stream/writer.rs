@@ -87,6 +87,7 @@ impl<W: Write> Writer<W> {
                 break;
             }
         }
+        parts.finish();
         self.is_broken = false;
         Ok(())
     }

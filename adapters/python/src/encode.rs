@@ -156,7 +156,7 @@ impl Encoder {
                 part = Vec::new();
                 more = pool.install(|| parts.write_next(&mut part))?;
             }
-            drop(parts);
+            parts.finish();
             if let Some(update) = update {
                 update.keep();
             }
