@@ -399,6 +399,15 @@ typedef struct {
 } gcodec_update;
 
 /*
+ Takes bytes of a stream in order: `len` bytes at `data`, valid during the call. Returns 0, or another
+ number to stop. It must return: no exception and no `longjmp` may leave it, and it must not call with the
+ handles of the call that calls it.
+ */
+typedef int32_t (*gcodec_put)(void *context,
+                              const uint8_t *data,
+                              uintptr_t len);
+
+/*
  How much a report contains.
  */
 typedef struct {
@@ -662,6 +671,22 @@ gcodec_status gcodec_encoder_update(gcodec_encoder *encoder,
                                     gcodec_error *error);
 
 /*
+ Encodes an update and gives its bytes to `put`: first those that are ready to be taken, then part by part,
+ each before the next is made (`part_bytes` of `gcodec_encoder_new`). Without residuals, this takes the
+ memory of one part, however large the update. `context` is the first argument of `put`.
+
+ A call that fails leaves the encoder as it was before the update, without bytes that are ready if `put`
+ took them; the parts of the update that `put` has taken are not of the stream: a file ends before them, a
+ connection ends. `GCODEC_STATUS_IO` says that `put` stopped; the residuals have then changed, and
+ `gcodec_feedback_begin` before and `gcodec_feedback_undo` after the call restore them.
+ */
+gcodec_status gcodec_encoder_write(gcodec_encoder *encoder,
+                                   const gcodec_update *update,
+                                   gcodec_put put,
+                                   void *context,
+                                   gcodec_error *error);
+
+/*
  Encodes metadata, which is then ready to be taken. `entries` are read during the call only.
  */
 gcodec_status gcodec_encoder_metadata(gcodec_encoder *encoder,
@@ -923,6 +948,22 @@ gcodec_status gcodec_encoder_new(uint64_t part_bytes,
 gcodec_status gcodec_encoder_update(gcodec_encoder *encoder,
                                     const gcodec_update *update,
                                     gcodec_error *error);
+
+/*
+ Encodes an update and gives its bytes to `put`: first those that are ready to be taken, then part by part,
+ each before the next is made (`part_bytes` of `gcodec_encoder_new`). Without residuals, this takes the
+ memory of one part, however large the update. `context` is the first argument of `put`.
+
+ A call that fails leaves the encoder as it was before the update, without bytes that are ready if `put`
+ took them; the parts of the update that `put` has taken are not of the stream: a file ends before them, a
+ connection ends. `GCODEC_STATUS_IO` says that `put` stopped; the residuals have then changed, and
+ `gcodec_feedback_begin` before and `gcodec_feedback_undo` after the call restore them.
+ */
+gcodec_status gcodec_encoder_write(gcodec_encoder *encoder,
+                                   const gcodec_update *update,
+                                   gcodec_put put,
+                                   void *context,
+                                   gcodec_error *error);
 
 /*
  Encodes metadata, which is then ready to be taken. `entries` are read during the call only.

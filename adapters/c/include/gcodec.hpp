@@ -5,6 +5,7 @@
 #define GCODEC_HPP
 
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -191,20 +192,38 @@ public:
     // Encodes an update. `codecs`: one for all tensors, or one for each.
     void update(const std::vector<Tensor> &tensors, const std::vector<std::string> &codecs,
                 const UpdateOptions &options = {}) {
-        const std::vector<gcodec_tensor> views = detail::views(tensors), base = detail::views(options.base);
-        std::vector<const char *> texts;
-        for (const std::string &codec : codecs) texts.push_back(codec.c_str());
-        gcodec_update update{};
-        update.tensors = views.data();
-        update.tensor_count = views.size();
-        update.codecs = texts.data();
-        update.codec_count = texts.size();
-        update.base = base.data();
-        update.base_count = base.size();
-        update.feedback = options.feedback ? options.feedback->get() : nullptr;
-        update.header = options.header;
-        update.zero_non_finite = options.zero_non_finite;
-        detail::call(gcodec_encoder_update, get(), &update);
+        with_update(tensors, codecs, options, [this](const gcodec_update &update) {
+            detail::call(gcodec_encoder_update, get(), &update);
+        });
+    }
+
+    // Encodes an update and calls `put(data, len)` with its bytes, after those that are ready: part by part,
+    // each before the next is made. An exception of `put` ends the update; the encoder is as before it.
+    template <typename Put>
+    void write(const std::vector<Tensor> &tensors, const std::vector<std::string> &codecs, Put &&put,
+               const UpdateOptions &options = {}) {
+        struct Context {
+            Put &put;
+            std::exception_ptr thrown;
+        } context{put, nullptr};
+        const gcodec_put caught = [](void *given, const uint8_t *data, std::size_t len) -> int32_t {
+            Context &context = *static_cast<Context *>(given);
+            try {
+                context.put(data, len);
+                return 0;
+            } catch (...) {
+                context.thrown = std::current_exception();
+                return 1;
+            }
+        };
+        with_update(tensors, codecs, options, [&](const gcodec_update &update) {
+            try {
+                detail::call(gcodec_encoder_write, get(), &update, caught, static_cast<void *>(&context));
+            } catch (const Error &) {
+                if (context.thrown) std::rethrow_exception(context.thrown);
+                throw;
+            }
+        });
     }
 
     void metadata(const std::vector<std::pair<std::string, std::string>> &entries) {
@@ -228,6 +247,25 @@ public:
     gcodec_encoder *get() const noexcept { return handle_.get(); }
 
 private:
+    template <typename Function>
+    static void with_update(const std::vector<Tensor> &tensors, const std::vector<std::string> &codecs,
+                            const UpdateOptions &options, Function function) {
+        const std::vector<gcodec_tensor> views = detail::views(tensors), base = detail::views(options.base);
+        std::vector<const char *> texts;
+        for (const std::string &codec : codecs) texts.push_back(codec.c_str());
+        gcodec_update update{};
+        update.tensors = views.data();
+        update.tensor_count = views.size();
+        update.codecs = texts.data();
+        update.codec_count = texts.size();
+        update.base = base.data();
+        update.base_count = base.size();
+        update.feedback = options.feedback ? options.feedback->get() : nullptr;
+        update.header = options.header;
+        update.zero_non_finite = options.zero_non_finite;
+        function(update);
+    }
+
     detail::Handle<gcodec_encoder, gcodec_encoder_free> handle_;
 };
 

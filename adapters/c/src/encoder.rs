@@ -1,9 +1,11 @@
 //! The encoder: updates in, bytes of a stream out.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
+use std::mem;
 use std::sync::Arc;
 
+use gcodec::block::PendingBlock;
 use gcodec::compress::{Digests, Input, NonFinite, Options, compress, deltas, pending};
 use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
 use gcodec::stream::EncodeOptions;
@@ -81,7 +83,8 @@ impl Encoder {
         }
     }
 
-    /// Appends an update of these tensors.
+    /// Appends an update of these tensors, or gives its parts to `put`.
+    #[expect(clippy::too_many_arguments, reason = "what an update in C has")]
     pub(crate) fn update(
         &mut self,
         tensors: &[(&str, TensorView<'_>)],
@@ -90,6 +93,7 @@ impl Encoder {
         header: UpdateHeader,
         options: &Options,
         feedback: Option<&mut Feedback>,
+        put: Option<Put>,
     ) -> Result<()> {
         let infos = tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
         let manifest = Arc::new(Manifest::new(infos.collect())?);
@@ -102,19 +106,83 @@ impl Encoder {
             [one] => vec![*one; inputs.len()],
             all => all.to_vec(),
         };
-        let (inner, pending_bytes) = (&mut self.inner.0, &mut self.pending);
-        threads::run(|| {
-            let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
-            let Some(feedback) = feedback else {
+        let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
+        let result = match feedback {
+            None => threads::run(|| {
                 let blocks = pending(&inputs, &codecs, options)?;
                 let delta = is_delta.then(|| blocks.deltas(&mut Digests::default()));
-                return Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, blocks)?);
-            };
-            let blocks = compress(&inputs, &codecs, options, Some(&mut feedback.inner))?;
-            let delta = is_delta.then(|| deltas(&inputs, &blocks));
-            Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, blocks)?)
-        })
-        .map_err(|e| e.named(|number| tensors.get(usize::try_from(number).ok()?).map(|(name, _)| *name)))
+                Ok((blocks, delta))
+            })
+            .and_then(|(blocks, delta)| self.append(header.with_delta(delta), &manifest, blocks, put)),
+            Some(feedback) => threads::run(|| {
+                let blocks = compress(&inputs, &codecs, options, Some(&mut feedback.inner))?;
+                let delta = is_delta.then(|| deltas(&inputs, &blocks));
+                Ok((blocks, delta))
+            })
+            .and_then(|(blocks, delta)| self.append(header.with_delta(delta), &manifest, blocks, put)),
+        };
+        result
+            .map_err(|e| e.named(|number| tensors.get(usize::try_from(number).ok()?).map(|(name, _)| *name)))
+    }
+
+    /// Appends an update of these blocks, or gives its parts to `put`, after the bytes that are ready.
+    fn append<'a, B>(
+        &mut self,
+        header: UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: impl IntoIterator<Item = B, IntoIter: Send> + Send,
+        put: Option<Put>,
+    ) -> Result<()>
+    where
+        B: TryInto<PendingBlock<'a>, Error: Into<gcodec::Error>>,
+    {
+        let inner = &mut self.inner.0;
+        let Some(put) = put else {
+            let out = &mut self.pending;
+            return threads::run(|| Ok(inner.update(out, &header, manifest, blocks)?));
+        };
+        put.put(&self.pending[self.taken..])?;
+        let mut part = mem::take(&mut self.pending);
+        self.taken = 0;
+        let mut parts = inner.parts(&header, manifest, blocks)?;
+        let mut more = true;
+        while more {
+            part.clear();
+            more = threads::run(|| Ok(parts.write_next(&mut part)?))?;
+            // On the caller's thread, and while those of the pool are free.
+            put.put(&part)?;
+        }
+        parts.finish();
+        Ok(())
+    }
+}
+
+/// Takes bytes of a stream in order: `len` bytes at `data`, valid during the call. Returns 0, or another
+/// number to stop. It must return: no exception and no `longjmp` may leave it, and it must not call with the
+/// handles of the call that calls it.
+pub type gcodec_put = Option<unsafe extern "C" fn(context: *mut c_void, data: *const u8, len: usize) -> i32>;
+
+/// A caller's function, with its context.
+#[derive(Clone, Copy)]
+pub(crate) struct Put {
+    function: unsafe extern "C" fn(*mut c_void, *const u8, usize) -> i32,
+    context: *mut c_void,
+}
+
+impl Put {
+    /// Does not call for zero bytes.
+    fn put(self, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller's function takes its own context, and reads during the call only.
+        match unsafe { (self.function)(self.context, bytes.as_ptr(), bytes.len()) } {
+            0 => Ok(()),
+            code => {
+                let message = format!("the function that takes the bytes stopped with {code}");
+                Err(Failure::new(gcodec_status::Io, "io", message))
+            }
+        }
     }
 }
 
@@ -151,25 +219,54 @@ pub unsafe extern "C" fn gcodec_encoder_update(
 ) -> gcodec_status {
     // SAFETY: the caller gives live handles, an update whose parts are valid for the call, and a place for an
     // error, or null.
+    unsafe { call(error, || encode(encoder, update, None)) }
+}
+
+/// Encodes an update and gives its bytes to `put`: first those that are ready to be taken, then part by part,
+/// each before the next is made (`part_bytes` of `gcodec_encoder_new`). Without residuals, this takes the
+/// memory of one part, however large the update. `context` is the first argument of `put`.
+///
+/// A call that fails leaves the encoder as it was before the update, without bytes that are ready if `put`
+/// took them; the parts of the update that `put` has taken are not of the stream: a file ends before them, a
+/// connection ends. `GCODEC_STATUS_IO` says that `put` stopped; the residuals have then changed, and
+/// `gcodec_feedback_begin` before and `gcodec_feedback_undo` after the call restore them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_write(
+    encoder: *mut gcodec_encoder,
+    update: *const gcodec_update,
+    put: gcodec_put,
+    context: *mut c_void,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: as above; `put` may be called with `context` during the call.
     unsafe {
         call(error, || {
-            handle::with(encoder, |encoder: &mut Encoder| {
-                let update = given::optional(update, "update")?;
-                let update = update.ok_or_else(|| Failure::input("the update is NULL"))?;
-                let codecs = codecs(update)?;
-                let labels: Vec<String> = codecs.iter().map(Codec::to_string).collect();
-                let header = gcodec_header::get(update.header, labels.join("; "))?;
-                let non_finite =
-                    if update.zero_non_finite == 0 { NonFinite::Reject } else { NonFinite::Zero };
-                let options = Options::default().with_non_finite(non_finite);
-                let tensors = views(update.tensors, update.tensor_count)?;
-                let bases = views(update.base, update.base_count)?;
-                if update.feedback.is_null() {
-                    return encoder.update(&tensors, &bases, &codecs, header, &options, None);
-                }
-                handle::with(update.feedback, |feedback| {
-                    encoder.update(&tensors, &bases, &codecs, header, &options, Some(feedback))
-                })
+            let function = put.ok_or_else(|| Failure::input("put is NULL"))?;
+            encode(encoder, update, Some(Put { function, context }))
+        })
+    }
+}
+
+/// # Safety
+/// As [`gcodec_encoder_update`], and [`Put`] may be called.
+unsafe fn encode(encoder: *mut gcodec_encoder, update: *const gcodec_update, put: Option<Put>) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        handle::with(encoder, |encoder: &mut Encoder| {
+            let update = given::optional(update, "update")?;
+            let update = update.ok_or_else(|| Failure::input("the update is NULL"))?;
+            let codecs = codecs(update)?;
+            let labels: Vec<String> = codecs.iter().map(Codec::to_string).collect();
+            let header = gcodec_header::get(update.header, labels.join("; "))?;
+            let non_finite = if update.zero_non_finite == 0 { NonFinite::Reject } else { NonFinite::Zero };
+            let options = Options::default().with_non_finite(non_finite);
+            let tensors = views(update.tensors, update.tensor_count)?;
+            let bases = views(update.base, update.base_count)?;
+            if update.feedback.is_null() {
+                return encoder.update(&tensors, &bases, &codecs, header, &options, None, put);
+            }
+            handle::with(update.feedback, |feedback| {
+                encoder.update(&tensors, &bases, &codecs, header, &options, Some(feedback), put)
             })
         })
     }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <thread>
 
 #define CHECK(condition)                                                       \
@@ -66,6 +67,30 @@ int main() {
     applied.base(against.base);
     applied.decode(delta.data(), delta.size());
     CHECK(applied["w"].to_vector<float>() == later && applied.header().is_delta);
+
+    // Part by part, and an exception on the way.
+    gcodec::Encoder writer(16);
+    std::vector<uint8_t> written;
+    bool is_thrown = false;
+    try {
+        writer.write(tensors, {"raw"}, [](const uint8_t *, std::size_t) { throw std::out_of_range("full"); });
+    } catch (const std::out_of_range &) {
+        is_thrown = true;
+    }
+    CHECK(is_thrown && writer.take().empty());
+    int puts = 0;
+    const auto put = [&](const uint8_t *data, std::size_t len) {
+        written.insert(written.end(), data, data + len);
+        puts++;
+    };
+    writer.write(tensors, {"raw"}, put);
+    CHECK(status_of([&] { writer.write(tensors, {"no codec"}, put); }) == GCODEC_STATUS_INPUT && puts == 2);
+    writer.finish();
+    const std::vector<uint8_t> end = writer.take();
+    written.insert(written.end(), end.begin(), end.end());
+    gcodec::Decoder again;
+    again.decode(written.data(), written.size());
+    CHECK(again["w"].to_vector<float>() == weights && again["n"].to_vector<int64_t>() == counts);
 
     // Errors, also in the middle of a constructor.
     CHECK(status_of([&] { gcodec::encode(tensors, {"no codec"}); }) == GCODEC_STATUS_INPUT);

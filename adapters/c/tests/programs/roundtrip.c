@@ -233,10 +233,73 @@ static void delta(void) {
     gcodec_encoder_free(encoder);
 }
 
+/* Bytes that a call of gcodec_encoder_write gave, and the call that refuses them. */
+struct sink {
+    uint8_t bytes[65536];
+    size_t len;
+    int calls, fails_at;
+};
+
+static int32_t put(void *context, const uint8_t *data, size_t len) {
+    struct sink *sink = context;
+        if (++sink->calls == sink->fails_at) return 28;
+    CHECK(len > 0 && sink->len + len <= sizeof sink->bytes);
+    memcpy(sink->bytes + sink->len, data, len);
+    sink->len += len;
+    return 0;
+}
+
+/* An update written part by part has the bytes of a whole one, whichever of its parts is refused before. */
+static void parts(void) {
+    const uint64_t shape[2] = {ROWS, COLUMNS};
+    static float data[2][COUNT];
+    for (int i = 0; i < 2 * COUNT; i++) data[i / COUNT][i % COUNT] = (float)((i * 37) % 101 - 50) / 64;
+    const gcodec_tensor tensors[] = {tensor("a", shape, data[0]), tensor("b", shape, data[1])};
+    const char *codecs[] = {"raw", "lossless"};
+    const gcodec_update update = {.tensors = tensors, .tensor_count = 2, .codecs = codecs, .codec_count = 2};
+    const gcodec_entry entry = {"model", "conv"};
+    gcodec_encoder *encoder;
+    OK(gcodec_encoder_new(64, 1, &encoder, &error));
+    OK(gcodec_encoder_metadata(encoder, &entry, 1, &error));
+    OK(gcodec_encoder_update(encoder, &update, &error));
+    OK(gcodec_encoder_finish(encoder, &error));
+    size_t len;
+    uint8_t *whole = take(encoder, &len);
+    gcodec_encoder_free(encoder);
+
+    static struct sink sink, ignored;
+    OK(gcodec_encoder_new(64, 1, &encoder, &error));
+    OK(gcodec_encoder_metadata(encoder, &entry, 1, &error));
+    REFUSED(gcodec_encoder_write(encoder, &update, NULL, &sink, &error));
+    sink = (struct sink){.fails_at = 1}; /* the metadata, which stay ready */
+    FAILS(GCODEC_STATUS_IO, gcodec_encoder_write(encoder, &update, put, &sink, &error));
+    CHECK(sink.calls == 1 && strstr(error.message, "28"));
+    sink = (struct sink){0};
+    uint8_t *ready = take(encoder, &sink.len);
+    memcpy(sink.bytes, ready, sink.len);
+    free(ready);
+    for (int at = 1; at <= 2; at++) { /* the first part, the last */
+        ignored = (struct sink){.fails_at = at};
+                FAILS(GCODEC_STATUS_IO, gcodec_encoder_write(encoder, &update, put, &ignored, &error));
+        CHECK(ignored.calls == at);
+    }
+    OK(gcodec_encoder_write(encoder, &update, put, &sink, &error));
+    CHECK(sink.calls == 2); /* a part for each tensor */
+    OK(gcodec_encoder_finish(encoder, &error));
+    size_t end;
+    uint8_t *rest = take(encoder, &end);
+    CHECK(sink.len + end == len && !memcmp(whole, sink.bytes, sink.len));
+    CHECK(!memcmp(whole + sink.len, rest, end));
+    gcodec_encoder_free(encoder);
+    free(rest);
+    free(whole);
+}
+
 int main(void) {
     CHECK(gcodec_abi_version() == GCODEC_ABI_VERSION && strlen(gcodec_version()) > 0);
     gcodec_set_threads(2);
     updates();
+    parts();
     delta();
     /* A child has only the thread that forked: the library starts threads for it. */
     const pid_t child = fork();
