@@ -228,6 +228,11 @@ impl<'a> RawBlock<'a> {
         Ok(Block { scope: self.scope, add: self.add, support, values })
     }
 
+    /// Whether the support is a [`Support::Sparse`] once it is decoded.
+    pub(crate) fn is_sparse(&self) -> bool {
+        Support::is_sparse(self.support_id, self.support)
+    }
+
     /// Whether the block only replaces all elements of a part of one tensor, so that [`Self::decode_into`]
     /// can decode it.
     pub(crate) fn is_dense(&self) -> bool {

@@ -14,14 +14,18 @@
 //! [`stats`] reduces the elements of tensors and updates to their statistics.
 
 mod add;
-mod dense;
 mod headers;
 mod linear;
+mod pieces;
 mod scatter;
 mod sparse;
 pub mod stats;
+mod sum;
+mod total;
+mod windows;
 
 pub use add::add;
-pub use dense::{Precision, Reduced, Sum, SumOptions};
 pub use headers::header;
+pub use pieces::{Reduced, SumPiece, SumPieces};
 pub use sparse::merge;
+pub use sum::{Precision, Sum, SumOptions};

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::values::{Content, to_number};
-use crate::block::{Block, Scope, Sets, Sparse, Stored, Support};
+use crate::block::{Block, RawBlock, Scope, Sets, Sparse, Stored, Support, ValuesId};
 use crate::error::Result;
 use crate::frame::Manifest;
 use crate::limits::{Budget, in_memory};
@@ -22,6 +22,11 @@ pub(super) fn takes(block: &Block) -> bool {
         && !matches!(block.scope, Scope::Range { .. })
         && !block.add
         && !matches!(block.values.facts().content, Content::Ulps(_))
+}
+
+/// Whether [`takes`] accepts a block once it is decoded.
+pub(super) fn takes_raw(raw: &RawBlock<'_>) -> bool {
+    raw.is_sparse() && !matches!(raw.scope, Scope::Range { .. }) && !raw.add && raw.values_id != ValuesId::ULP
 }
 
 /// A sparse block of a sender, with its values as numbers.

@@ -65,7 +65,7 @@ fn stream<'a, B: Into<PendingBlock<'a>>>(
 }
 
 /// Adds every update part of a stream to the sum.
-fn take(sum: &mut Sum, stream: &[u8], weight: f64) -> gcodec::Result<()> {
+fn take(sum: &mut Sum<'_>, stream: &[u8], weight: f64) -> gcodec::Result<()> {
     for event in SliceReader::new(stream, Limits::default()) {
         if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
             sum.add(&part, weight)?;

@@ -78,7 +78,7 @@ struct Member {
 struct State {
     round: u64,
     weights: Numbers,
-    sum: Sum,
+    sum: Sum<'static>,
     arrived: BTreeSet<u64>,
     members: BTreeMap<u64, Member>,
     finishing: bool,
@@ -177,7 +177,7 @@ pub fn run(
     })
 }
 
-fn sum(manifest: &Arc<Manifest>) -> Sum {
+fn sum(manifest: &Arc<Manifest>) -> Sum<'static> {
     Sum::new(manifest, SumOptions::default().with_limits(limits()))
 }
 

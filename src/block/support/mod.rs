@@ -191,6 +191,12 @@ impl Support {
         id == classed::ID && bytes.first() == Some(&classed::BASE)
     }
 
+    /// Whether the bytes of a support of kind `id` are those of [`Support::Sparse`].
+    pub(crate) fn is_sparse(id: SupportId, bytes: &[u8]) -> bool {
+        let kinds = [SupportId::GAPS_RICE, SupportId::GAPS_TOKENS, SupportId::BITMAP, SupportId::CLASSED];
+        kinds.contains(&id) && !Self::needs_base(id, bytes)
+    }
+
     /// The numbers of values in each group of positions classed by the base; none for other supports.
     pub(crate) fn group_counts(&self) -> Vec<u64> {
         match self {

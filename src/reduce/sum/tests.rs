@@ -1,8 +1,10 @@
 use super::*;
-use crate::block::Sparse;
+use crate::block::{Floats, Sparse, Stored, Support};
 use crate::error::{InputErrorKind, LimitError, Location};
 use crate::frame::TensorInfo;
+use crate::reduce::pieces::BLOCK_LEN;
 use crate::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use crate::tensor::TensorBuf;
 use crate::tensor::element::decode_f64s;
 
 /// Elements of each tensor.
@@ -26,7 +28,7 @@ fn dense(scope: Scope, value: f32) -> Block {
     block(scope, Support::All, Stored::F32, value.to_le_bytes().repeat(N as usize))
 }
 
-fn take(sum: &mut Sum, header: &UpdateHeader, blocks: &[Block], weight: f64) -> Result<()> {
+fn take(sum: &mut Sum<'_>, header: &UpdateHeader, blocks: &[Block], weight: f64) -> Result<()> {
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
     encoder.update(&mut out, header, &sum.manifest, blocks).unwrap();
     encoder.finish(&mut out);
@@ -75,7 +77,11 @@ fn only_sparse_f32_updates_are_added_without_expanding_them() {
             take(&mut sum, &of(sender), blocks, 1.0).unwrap();
         }
         for divisor in [None, Some(2.0)] {
-            assert_eq!(sum.sparse(divisor), expected, "{dtypes:?} {precision:?} {senders:?}");
+            assert_eq!(
+                sum.sparse(&Window::all(&sum.manifest), divisor),
+                expected,
+                "{dtypes:?} {precision:?} {senders:?}"
+            );
         }
     }
 }
@@ -192,4 +198,140 @@ fn blocks_of_a_large_sum_hold_all_its_elements() {
     assert_eq!(blocks.iter().map(|b| b.scope).collect::<Vec<_>>(), scopes);
     let bytes = blocks.iter().map(|b| b.values.elements().unwrap()).collect::<Vec<_>>();
     assert!(bytes.concat() == data);
+}
+
+/// Tensors of several types, some larger than a block of a sum.
+const LENS: [(Dtype, u64); 8] = [
+    (Dtype::F32, 3 * BLOCK_LEN + 7),
+    (Dtype::F32, 5),
+    (Dtype::F32, 0),
+    (Dtype::F32, 900),
+    (Dtype::Bf16, 2 * BLOCK_LEN),
+    (Dtype::I32, BLOCK_LEN + 1),
+    (Dtype::F64, 40),
+    (Dtype::F32, BLOCK_LEN + 300),
+];
+
+/// A stream of one sender's blocks for [`LENS`]: dense ones, sparse ones, those that join tensors, and those
+/// that add to the same elements in an order that counts.
+fn stream(sender: u64) -> Vec<u8> {
+    let infos =
+        LENS.iter().enumerate().map(|(i, &(dtype, len))| TensorInfo::new(format!("t{i}"), dtype, [len]));
+    let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    let value = |x: u64| ((x * 37 + sender * 11) % 101) as f32 / 7.0 - 6.0;
+    let floats = |from: u64, len: u64| (from..from + len).flat_map(|x| value(x).to_le_bytes()).collect();
+    let part = |tensor, start, len, add| Block {
+        add,
+        ..block(Scope::Range { tensor, start, len }, Support::All, Stored::F32, floats(start, len))
+    };
+    let at = |scope, positions: Vec<u64>| {
+        let bytes = floats(sender, positions.len() as u64);
+        block(scope, Support::Sparse(Sparse { positions }), Stored::F32, bytes)
+    };
+    let integers = (0..LENS[5].1).flat_map(|x| ((x * 7 + sender) as i32).to_le_bytes()).collect();
+    let blocks = [
+        part(0, 0, BLOCK_LEN, false),
+        part(0, BLOCK_LEN, BLOCK_LEN + 9, false),
+        part(0, 2 * BLOCK_LEN + 9, BLOCK_LEN - 2, false),
+        at(Scope::Tensors { first: 1, count: 3 }, vec![1, 4, 5 + sender, 800]),
+        part(4, 0, BLOCK_LEN, false),
+        // The sums of these depend on their order.
+        part(4, 700, 300, true),
+        part(4, 500, 300, true),
+        block(Scope::Tensor(5), Support::All, Stored::Source, integers),
+        at(Scope::Tensor(7), vec![sender, 7, 1020 + sender, 1320]),
+    ];
+    // Some senders leave some blocks out, or give a dense one in the place of a sparse one.
+    let dense = Block { scope: Scope::Tensor(7), ..part(7, 0, LENS[7].1, false) };
+    let blocks: Vec<&Block> = match sender {
+        1 => blocks.iter().filter(|b| b.scope != Scope::Tensor(7)).collect(),
+        2 => blocks[..8].iter().chain([&dense]).collect(),
+        3 => blocks[3..].iter().collect(),
+        _ => blocks.iter().collect(),
+    };
+    let options = EncodeOptions::default().with_part_bytes(3000);
+    let (mut encoder, mut out) = (Encoder::new(options), Vec::new());
+    encoder.update(&mut out, &of(sender), &manifest, blocks).unwrap();
+    encoder.finish(&mut out);
+    out
+}
+
+fn update_parts(stream: &[u8]) -> Vec<UpdatePart<'_>> {
+    let parts = SliceReader::new(stream, Limits::default()).filter_map(|event| match event.unwrap() {
+        Event::Frame(_, Body::Update(part)) => Some(*part),
+        _ => None,
+    });
+    parts.collect()
+}
+
+#[test]
+fn pieces_are_the_parts_of_the_whole_sum_whenever_blocks_are_decoded() {
+    for senders in [vec![0, 3], vec![0, 1, 3], vec![0, 1, 2, 3]] {
+        for precision in [Precision::F32, Precision::F64] {
+            let streams: Vec<Vec<u8>> = senders.iter().map(|&sender| stream(sender)).collect();
+            let manifest = Arc::clone(&update_parts(&streams[0])[0].manifest);
+            let options = SumOptions::default().with_precision(precision);
+            let sum = |is_later: bool| {
+                let mut sum = Sum::new(&manifest, options.clone());
+                for part in streams.iter().flat_map(|stream| update_parts(stream)) {
+                    match is_later {
+                        true => sum.add_later(part, 1.0).unwrap(),
+                        false => sum.add(&part, 1.0).unwrap(),
+                    }
+                }
+                sum
+            };
+            let whole = sum(false).finish(false).unwrap();
+            let blocks = whole.blocks().unwrap();
+            let expected: Vec<Vec<u8>> =
+                whole.into_tensors().unwrap().into_iter().map(TensorBuf::into_data).collect();
+            for is_later in [false, true] {
+                let mut pieces = sum(is_later).into_pieces(false).unwrap();
+                let (mut found, mut count) = (vec![Vec::new(); LENS.len()], 0);
+                for piece in pieces.by_ref() {
+                    let piece = piece.unwrap();
+                    let number = piece.tensor as usize;
+                    let bytes = LENS[number].0.bytes_for(piece.start).unwrap();
+                    assert_eq!(found[number].len() as u64, bytes);
+                    found[number].extend(piece.into_elements().unwrap());
+                    count += 1;
+                }
+                assert!(found == expected, "{senders:?} {precision:?} {is_later}");
+                assert!(count > LENS.len(), "large tensors come in pieces");
+
+                let mut pieces = sum(is_later).into_pieces(false).unwrap();
+                let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+                let header = pieces.header().clone();
+                encoder.update(&mut out, &header, &manifest, pieces.blocks()).unwrap();
+                let (mut encoder, mut same) = (Encoder::new(EncodeOptions::default()), Vec::new());
+                encoder.update(&mut same, &header, &manifest, &blocks).unwrap();
+                assert!(out == same);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_that_is_decoded_late_fails_with_its_sender_and_ends_the_pieces() {
+    let (good, bad) = (stream(0), stream(1));
+    let manifest = Arc::clone(&update_parts(&good)[0].manifest);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    update_parts(&good).into_iter().for_each(|part| sum.add_later(part, 1.0).unwrap());
+    let mut parts = update_parts(&bad);
+    let values = parts[0].blocks[0].values;
+    parts[0].blocks[0].values = &values[..values.len() - 1];
+    parts.into_iter().for_each(|part| sum.add_later(part, 1.0).unwrap());
+    let mut pieces = sum.into_pieces(false).unwrap();
+    assert!(pieces.next().unwrap().is_err());
+    assert_eq!((pieces.sender(), pieces.next().is_none()), (Some(1), true));
+}
+
+#[test]
+fn a_tensor_beyond_the_limits_is_refused_before_the_first_piece() {
+    let manifest = Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [1 << 40])]).unwrap();
+    let manifest = Arc::new(manifest);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    let one = sparse(Scope::Range { tensor: 0, start: 0, len: 9 });
+    take(&mut sum, &of(0), &[one], 1.0).unwrap();
+    assert_eq!(sum.into_pieces(false).err().unwrap().name(), "limit");
 }

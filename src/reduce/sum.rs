@@ -1,0 +1,499 @@
+//! Sums of whole updates.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::mem;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::headers;
+use super::pieces::{Reduced, SumPieces};
+use super::scatter;
+use super::total::Total;
+use super::windows::Window;
+use crate::arch::{pages, threads};
+use crate::block::{Block, Scope, Sets, Target, Values};
+#[cfg(doc)]
+use crate::error::InputErrorKind;
+use crate::error::{Error, Result};
+use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
+use crate::limits::{Budget, Limits, check, in_memory, setters};
+use crate::tensor::Dtype;
+
+/// Precision of sums of floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// 32 bits, rounded after each sender; tensors of f64 in 64 bits.
+    #[default]
+    F32,
+    /// 64 bits, rounded once at the end.
+    F64,
+}
+
+/// Options of a sum.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SumOptions {
+    /// Precision of sums of floats. Default: 32 bits.
+    pub precision: Precision,
+    /// Limits for reading the updates. [`Limits::max_alloc_bytes`] also applies to the accumulators and to
+    /// the waiting updates, each.
+    pub limits: Limits,
+}
+
+setters! {
+    SumOptions {
+        with_precision(precision: Precision)
+        with_limits(limits: Limits)
+    }
+}
+
+/// A block of a sender, which is expanded when it is added.
+enum Held<'a> {
+    Decoded(Box<Block>),
+    /// A block that is also decoded only then.
+    Located {
+        part: Arc<UpdatePart<'a>>,
+        number: usize,
+    },
+}
+
+impl Held<'_> {
+    fn scope(&self) -> Scope {
+        match self {
+            Self::Decoded(block) => block.scope,
+            Self::Located { part, number } => part.blocks[*number].scope,
+        }
+    }
+
+    /// Returns the numbers of its tensors.
+    fn tensors(&self) -> Range<usize> {
+        tensors_of(self.scope())
+    }
+
+    /// Returns its first tensor, and its first element in it.
+    fn place(&self) -> (usize, u64) {
+        (self.tensors().start, start_of(self.scope()))
+    }
+
+    /// Whether it can be added by its positions.
+    fn is_sparse(&self) -> bool {
+        match self {
+            Self::Decoded(block) => scatter::takes(block),
+            Self::Located { part, number } => scatter::takes_raw(&part.blocks[*number]),
+        }
+    }
+
+    fn decode(&self, budget: &Budget) -> Result<Cow<'_, Block>> {
+        match self {
+            Self::Decoded(block) => Ok(Cow::Borrowed(block)),
+            Self::Located { part, number } => {
+                let block = part.decode(*number, budget)?;
+                without_codes(&block)?;
+                Ok(Cow::Owned(block))
+            }
+        }
+    }
+}
+
+/// Decoded blocks.
+type Blocks<'c> = Vec<Cow<'c, Block>>;
+
+/// Update of one sender.
+struct Contribution<'a> {
+    header: UpdateHeader,
+    weight: f64,
+    blocks: Vec<Held<'a>>,
+    /// Numbers of the blocks, by their places.
+    order: Vec<usize>,
+    sets: Sets,
+    parts: u64,
+    complete: bool,
+}
+
+impl<'a> Contribution<'a> {
+    /// Returns the numbers of the blocks in a window, in the order of the update.
+    fn numbers(&self, window: &Window) -> Vec<usize> {
+        let places = window.places();
+        let before = |place| self.order.partition_point(|&number| self.blocks[number].place() < place);
+        let mut numbers = self.order[before(places.start)..before(places.end)].to_vec();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Returns the blocks in a window.
+    fn blocks(&self, window: &Window) -> impl Iterator<Item = &Held<'a>> {
+        self.numbers(window).into_iter().map(|number| &self.blocks[number])
+    }
+}
+
+/// Sum or mean of the updates of many senders.
+///
+/// Each update counts as a reader would decode it: blocks of any kind, and zero for elements without a block.
+/// If all updates of an f32 tensor are sparse, they are added without expanding them, to the same bits. The
+/// sum is taken in the order of the senders' numbers, independent of the order of arrival, so every node with
+/// the same updates and options gets the same bits. It does not wait for missing senders: [`Reduced::header`]
+/// has the number that took part.
+///
+/// # Memory
+/// Until the end: the decoded, unexpanded blocks of every sender (12 bytes per element of a top-k update, 9
+/// bits per element of natural compression), or with [`Sum::add_later`] their places. At the end, for what is
+/// summed at a time (all tensors with [`Sum::finish`], some with [`Sum::into_pieces`]): the accumulators (4
+/// bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers); and one expanded update, or
+/// 4 bytes per element of all sparse updates.
+pub struct Sum<'a> {
+    manifest: Arc<Manifest>,
+    options: SumOptions,
+    waiting: BTreeMap<u64, Contribution<'a>>,
+    held: u64,
+}
+
+impl<'a> Sum<'a> {
+    /// Returns an empty sum of updates of the tensors of `manifest`.
+    pub fn new(manifest: &Arc<Manifest>, options: SumOptions) -> Self {
+        Self { manifest: Arc::clone(manifest), options, waiting: BTreeMap::new(), held: 0 }
+    }
+
+    /// Adds a part of a sender's update. Parts of one update come in order; parts of different senders may
+    /// alternate.
+    ///
+    /// `weight` scales the update and is the same for all its parts: 1 for a plain sum, or for example a
+    /// sender's number of samples. It must be positive and finite.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::CannotReduce`] with the sender and the reason if the update cannot be summed with
+    /// those before it; [`InputErrorKind::MissingModel`] if it has latent codes; those of
+    /// [`UpdatePart::decode`]; [`Error::Limit`] if the waiting updates exceed [`Limits::max_alloc_bytes`].
+    /// After an error the sum is unchanged.
+    pub fn add(&mut self, part: &UpdatePart<'_>, weight: f64) -> Result<()> {
+        self.check(part, weight).map_err(|e| e.of_sender(part.header.sender))?;
+        let blocks = part.decode_all()?;
+        let bytes = blocks.iter().map(held_bytes).fold(self.held, u64::saturating_add);
+        check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
+        blocks.iter().try_for_each(without_codes)?;
+        self.held = bytes;
+        self.hold(part, weight, blocks.into_iter().map(|block| Held::Decoded(Box::new(block))));
+        Ok(())
+    }
+
+    /// Adds a part of a sender's update as [`Self::add`], and decodes its blocks only when they are added:
+    /// for bytes that stay where they are, such as those of a mapped file.
+    ///
+    /// # Errors
+    /// As [`Self::add`], except those of its blocks, which [`Self::finish`] and [`SumPieces`] give.
+    pub fn add_later(&mut self, part: UpdatePart<'a>, weight: f64) -> Result<()> {
+        self.check(&part, weight).map_err(|e| e.of_sender(part.header.sender))?;
+        let part = Arc::new(part);
+        let located = |number| Held::Located { part: Arc::clone(&part), number };
+        self.hold(&part, weight, (0..part.blocks.len()).map(located));
+        Ok(())
+    }
+
+    fn hold(&mut self, part: &UpdatePart<'_>, weight: f64, blocks: impl Iterator<Item = Held<'a>>) {
+        let waiting = self.waiting.entry(part.header.sender).or_insert_with(|| Contribution {
+            header: UpdateHeader { label: String::new(), ..part.header.clone() },
+            weight,
+            blocks: Vec::new(),
+            order: Vec::new(),
+            sets: Sets::new(),
+            parts: 0,
+            complete: false,
+        });
+        waiting.sets.extend(part.sets().iter().map(|(id, set)| (*id, Arc::clone(set))));
+        waiting.blocks.extend(blocks);
+        waiting.parts += 1;
+        waiting.complete = part.last;
+        if part.last {
+            let mut order: Vec<usize> = (0..waiting.blocks.len()).collect();
+            order.sort_by_key(|&number| waiting.blocks[number].place());
+            waiting.order = order;
+        }
+    }
+
+    fn check(&self, part: &UpdatePart<'_>, weight: f64) -> Result<()> {
+        let (header, refuse) = (&part.header, |why| Err(Error::cannot_reduce(why)));
+        if !(weight.is_finite() && weight > 0.0) {
+            return Err(Error::bad_option("weight"));
+        }
+        if part.manifest.id() != self.manifest.id() {
+            let names = |manifest: &Manifest| {
+                let mut tensors = manifest.tensors().to_vec();
+                tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+                tensors
+            };
+            return match names(&part.manifest) == names(&self.manifest) {
+                true => refuse("it has another manifest, with the same tensors in another order"),
+                false => refuse("it has another manifest"),
+            };
+        }
+        headers::alone(header)?;
+        match self.waiting.get(&header.sender) {
+            Some(earlier) if earlier.complete => return Err(headers::twice()),
+            Some(earlier) if !earlier.header.same_update(header) => {
+                return refuse("its parts belong to different updates");
+            }
+            Some(earlier) if earlier.parts != part.part => return refuse("a part of it is missing"),
+            Some(earlier) if earlier.weight != weight => return refuse("its parts have different weights"),
+            Some(_) => return Ok(()),
+            None if part.part != 0 => return refuse("its first part is missing"),
+            None => {}
+        }
+        if header.reduction == Reduction::Sum && weight != 1.0 {
+            return refuse("it is a sum, which contains its weights already");
+        }
+        let ints = |t: &crate::frame::TensorInfo| !t.dtype.is_float();
+        if weight != 1.0 && self.manifest.tensors().iter().any(ints) {
+            return refuse("a weight other than 1 has no meaning for integer tensors");
+        }
+        let Some(first) = self.waiting.values().next().map(|c| &c.header) else { return Ok(()) };
+        headers::together(first, header)
+    }
+
+    /// Returns the senders whose updates are complete.
+    pub fn senders(&self) -> impl Iterator<Item = u64> {
+        self.waiting.iter().filter(|(_, c)| c.complete).map(|(sender, _)| *sender)
+    }
+
+    /// Returns the sum, or with `mean` the sum divided by the sum of the weights (for updates that are sums,
+    /// of their contributors).
+    ///
+    /// # Errors
+    /// [`InputErrorKind::CannotReduce`] if the sum is empty, an update is incomplete, contributors exceed the
+    /// number of senders, a mean of integers is asked for, or a tensor is bool; [`Error::Limit`] if the
+    /// accumulators need too much memory.
+    pub fn finish(self, mean: bool) -> Result<Reduced> {
+        let header = self.header(mean)?;
+        let divisor = mean.then(|| self.total_weight());
+        let sums = self.totals(&Window::all(&self.manifest), divisor).map_err(|(_, e)| e)?;
+        Ok(Reduced { header, manifest: self.manifest, sums })
+    }
+
+    /// Returns the sum or mean piece by piece, for tensors that need not be in memory together.
+    ///
+    /// # Errors
+    /// Those of [`Self::finish`], for the whole sum. Those of single tensors come with their pieces.
+    pub fn into_pieces(self, mean: bool) -> Result<SumPieces<'a>> {
+        for (number, info) in (0u64..).zip(self.manifest.tensors()) {
+            check("max_elements", info.elements(), self.options.limits.max_elements, 0)
+                .map_err(|e| e.in_tensor(number))?;
+        }
+        SumPieces::new(self, mean)
+    }
+
+    pub(super) fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Returns the tensors of each block.
+    pub(super) fn scopes(&self) -> impl Iterator<Item = Range<usize>> {
+        self.waiting.values().flat_map(|c| &c.blocks).map(Held::tensors)
+    }
+
+    /// Returns the elements of each block of a tensor that no block joins to another.
+    pub(super) fn scopes_of(&self, tensor: usize) -> impl Iterator<Item = Range<u64>> {
+        let n = self.manifest.tensors()[tensor].elements();
+        let elements = move |held: &Held<'_>| match held.scope() {
+            Scope::Range { start, len, .. } => start..start + len,
+            _ => 0..n,
+        };
+        let window = Window::of(tensor);
+        self.waiting.values().flat_map(move |c| c.blocks(&window).map(elements).collect::<Vec<_>>())
+    }
+
+    /// Returns the sums of the tensors in a window. An error has the sender of its block.
+    pub(super) fn totals(
+        &self,
+        window: &Window,
+        divisor: Option<f64>,
+    ) -> Result<Vec<Total>, (Option<u64>, Error)> {
+        let sparse = self.sparse(window, divisor);
+        let first = window.tensors.start;
+        let mut sums = self.accumulators(window, divisor.is_some(), &sparse).map_err(|e| (None, e))?;
+        let mut scratch = vec![Vec::new(); sums.len()];
+        let (mut blocks, mut decoded) = (Vec::new(), Vec::new());
+        for (sender, contribution) in &self.waiting {
+            let mut add = || {
+                let (by_position, others) = self.decode(contribution, window, &sparse)?;
+                let touched = self.expand(contribution, window, &others, &mut scratch)?;
+                for number in (0..touched.len()).filter(|&n| touched[n]) {
+                    let dtype = self.manifest.tensors()[first + number].dtype;
+                    sums[number].add(dtype, &mut scratch[number], contribution.weight)?;
+                }
+                blocks.push((*sender, contribution, by_position));
+                Ok(())
+            };
+            add().map_err(|e: Error| (Some(*sender), e.of_sender(*sender)))?;
+        }
+        for (sender, contribution, blocks) in &blocks {
+            let of_sender = |e: Error| (Some(*sender), e.of_sender(*sender));
+            decoded.extend(self.numbers(contribution, blocks).map_err(of_sender)?);
+        }
+        let mut parts = vec![Vec::new(); sums.len()];
+        decoded.iter().for_each(|block| block.for_each_part(|tensor, part| parts[tensor - first].push(part)));
+        for (number, sum) in sums.iter_mut().enumerate() {
+            match divisor {
+                _ if sparse[number] => {
+                    let elements = in_memory(window.elements(&self.manifest, first + number));
+                    *sum = Total::Elements(scatter::sum(elements, &parts[number], divisor));
+                }
+                Some(divisor) => sum.divide(divisor),
+                None => {}
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Decodes the blocks in a window: those that are added by their positions, and the others.
+    fn decode<'c>(
+        &self,
+        contribution: &'c Contribution<'a>,
+        window: &Window,
+        sparse: &[bool],
+    ) -> Result<(Blocks<'c>, Blocks<'c>)> {
+        let budget = Budget::new(&self.options.limits);
+        let numbers = contribution.numbers(window);
+        let decode = |&number: &usize| contribution.blocks[number].decode(&budget);
+        let blocks = threads::in_order(numbers.par_iter().map(decode))?;
+        let is_sparse = |block: &Cow<'_, Block>| sparse[tensors_of(block.scope).start - window.tensors.start];
+        Ok(blocks.into_iter().partition(is_sparse))
+    }
+
+    /// Reads the numbers of blocks that are added by their positions.
+    fn numbers<'b>(
+        &self,
+        contribution: &'b Contribution<'a>,
+        blocks: &'b [Cow<'_, Block>],
+    ) -> Result<Vec<scatter::Decoded<'b>>> {
+        let budget = Budget::new(&self.options.limits);
+        let (sets, weight) = (&contribution.sets, contribution.weight);
+        let decoded = |block| scatter::Decoded::new(block, &self.manifest, sets, &budget, weight);
+        blocks.iter().map(|block| decoded(&**block)).collect()
+    }
+
+    /// Returns the sum of the weights (for updates that are sums, of their contributors).
+    pub(super) fn total_weight(&self) -> f64 {
+        let weights = self.waiting.values().map(|c| match c.header.reduction {
+            Reduction::None => c.weight,
+            _ => c.header.contributors as f64,
+        });
+        weights.sum()
+    }
+
+    /// Returns for each tensor of a window whether all updates are added to it by their positions.
+    fn sparse(&self, window: &Window, divisor: Option<f64>) -> Vec<bool> {
+        let plain = self.options.precision == Precision::F32 && divisor.is_none_or(|d| d > 0.0);
+        let first = window.tensors.start;
+        let tensors = &self.manifest.tensors()[window.tensors.clone()];
+        let mut sparse: Vec<bool> = tensors.iter().map(|t| plain && t.dtype == Dtype::F32).collect();
+        // A block is added in one way to all of its tensors, so tensors that blocks join are treated alike.
+        let mut joined = vec![false; sparse.len()];
+        for contribution in self.waiting.values() {
+            let mut touched = vec![false; sparse.len()];
+            for block in contribution.blocks(window) {
+                let tensors = block.tensors().start - first..block.tensors().end - first;
+                for tensor in tensors.clone() {
+                    sparse[tensor] &= block.is_sparse() && !mem::replace(&mut touched[tensor], true);
+                }
+                tensors.skip(1).for_each(|tensor| joined[tensor] = true);
+            }
+        }
+        let mut start = 0;
+        while start < sparse.len() {
+            let more = joined[start + 1..].iter().take_while(|joined| **joined).count();
+            let run = &mut sparse[start..=start + more];
+            let all = !run.contains(&false);
+            run.fill(all);
+            start += more + 1;
+        }
+        sparse
+    }
+
+    pub(super) fn header(&self, mean: bool) -> Result<UpdateHeader> {
+        if let Some((sender, _)) = self.waiting.iter().find(|(_, c)| !c.complete) {
+            return Err(Error::cannot_reduce("its last part is missing").of_sender(*sender));
+        }
+        headers::header(self.waiting.values().map(|c| &c.header), mean)
+    }
+
+    /// Returns the zeros of a window; none for the `sparse` tensors.
+    fn accumulators(&self, window: &Window, mean: bool, sparse: &[bool]) -> Result<Vec<Total>> {
+        let precision = self.options.precision;
+        let (mut sums, mut bytes) = (Vec::new(), 0u64);
+        for number in window.tensors.clone() {
+            let dtype = self.manifest.tensors()[number].dtype;
+            let elements = window.elements(&self.manifest, number);
+            let width = Total::width(dtype, precision, mean).map_err(|e| e.in_tensor(number as u64))?;
+            let expanded = dtype.bytes_for(elements).unwrap_or(u64::MAX);
+            bytes = bytes.saturating_add(elements.saturating_mul(width).saturating_add(expanded));
+            check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
+            let own = if sparse[number - window.tensors.start] { 0 } else { in_memory(elements) };
+            sums.push(Total::zeros(dtype, precision, own));
+        }
+        Ok(sums)
+    }
+
+    /// Expands blocks into `scratch`, which is zero or empty, as a reader would. Returns which tensors they
+    /// touch.
+    fn expand(
+        &self,
+        contribution: &Contribution<'_>,
+        window: &Window,
+        blocks: &[Cow<'_, Block>],
+        scratch: &mut [Vec<u8>],
+    ) -> Result<Vec<bool>> {
+        let mut touched = vec![false; scratch.len()];
+        let budget = Budget::new(&self.options.limits);
+        for block in blocks {
+            let space = self.manifest.space(block.scope, 0)?;
+            let start = start_of(block.scope).saturating_sub(window.start());
+            let tensors = tensors_of(block.scope);
+            let tensors = tensors.start - window.tensors.start..tensors.end - window.tensors.start;
+            touched[tensors.clone()].fill(true);
+            for tensor in tensors.clone() {
+                if !scratch[tensor].is_empty() {
+                    continue;
+                }
+                let info = &self.manifest.tensors()[window.tensors.start + tensor];
+                let elements = window.elements(&self.manifest, window.tensors.start + tensor);
+                scratch[tensor] = pages::zeros(in_memory(info.dtype.bytes_for(elements).unwrap_or(0)));
+            }
+            let data = scratch[tensors].iter_mut().zip(&space.lens);
+            let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
+            block.apply(&space, &contribution.sets, &budget, &mut targets)?;
+        }
+        Ok(touched)
+    }
+}
+
+/// Returns the numbers of the tensors of a scope.
+fn tensors_of(scope: Scope) -> Range<usize> {
+    let first = in_memory(scope.first());
+    first..first + in_memory(scope.tensors())
+}
+
+/// Returns the first element of a scope in its first tensor.
+fn start_of(scope: Scope) -> u64 {
+    match scope {
+        Scope::Range { start, .. } => start,
+        _ => 0,
+    }
+}
+
+/// Checks that a block does not need a model.
+fn without_codes(block: &Block) -> Result<()> {
+    match &block.values {
+        Values::Latent(latent) => Err(latent.missing_model().in_tensor(block.scope.first())),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the approximate bytes of a decoded block.
+fn held_bytes(block: &Block) -> u64 {
+    let (support, values) = (block.support.facts().memory, block.values.facts().memory);
+    values.saturating_add(support).saturating_add(size_of::<Block>() as u64)
+}
+
+#[cfg(test)]
+mod tests;

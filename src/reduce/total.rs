@@ -1,0 +1,161 @@
+//! The sum of one tensor, or of a part of it.
+
+use rayon::prelude::*;
+
+use super::linear::{Linear, quiet};
+use super::sum::Precision;
+use crate::arch::pages;
+use crate::block::values::to_number;
+use crate::block::{Floats, Stored, Values};
+use crate::error::{Error, Result};
+use crate::limits::in_memory;
+use crate::tensor::Dtype;
+
+/// A sum of elements.
+#[derive(Debug, Clone)]
+pub(super) enum Total {
+    /// Elements of an f32 tensor.
+    Elements(Vec<u8>),
+    Numbers(Linear),
+}
+
+/// Elements that are summed in one step.
+const STEP: usize = 1 << 16;
+
+impl Total {
+    /// Returns the bytes of an accumulator for each element.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::CannotReduce`](crate::error::InputErrorKind::CannotReduce) for a type without sums.
+    pub(super) fn width(dtype: Dtype, precision: Precision, mean: bool) -> Result<u64> {
+        match (dtype, precision) {
+            (Dtype::Bool, _) => Err(Error::cannot_reduce("bool tensors have no sum")),
+            _ if !dtype.is_float() && mean => {
+                Err(Error::cannot_reduce("integers have no mean in their type"))
+            }
+            _ if !dtype.is_float() => Ok(16),
+            (Dtype::F64, _) | (_, Precision::F64) => Ok(8),
+            _ => Ok(4),
+        }
+    }
+
+    /// Number of elements.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::Elements(data) => data.len() as u64 / 4,
+            Self::Numbers(sum) => sum.len() as u64,
+        }
+    }
+
+    /// Returns `count` zeros.
+    pub(super) fn zeros(dtype: Dtype, precision: Precision, count: usize) -> Self {
+        match (dtype, precision) {
+            (Dtype::F32, Precision::F32) => Self::Elements(pages::zeros(4 * count)),
+            _ if !dtype.is_float() => Self::Numbers(Linear::Int(vec![0; count])),
+            (Dtype::F64, _) | (_, Precision::F64) => Self::Numbers(Linear::F64(vec![0.0; count])),
+            _ => Self::Numbers(Linear::F32(vec![0.0; count])),
+        }
+    }
+
+    /// Adds `weight` times the elements of `update`, which become zero.
+    pub(super) fn add(&mut self, dtype: Dtype, update: &mut [u8], weight: f64) -> Result<()> {
+        match self {
+            Self::Elements(sum) => add_elements(sum, update, weight),
+            Self::Numbers(sum) => {
+                sum.accumulate(Linear::of_elements(dtype, update, sum.len())?, weight);
+                update.fill(0);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn divide(&mut self, by: f64) {
+        match self {
+            Self::Elements(sum) => divide_elements(sum, by),
+            Self::Numbers(sum) => sum.divide(by),
+        }
+    }
+
+    /// Returns `len` of the elements from `start` on.
+    pub(super) fn slice(&self, start: u64, len: u64) -> Self {
+        let (start, end) = (in_memory(start), in_memory(start + len));
+        match self {
+            Self::Elements(data) => Self::Elements(data[4 * start..4 * end].to_vec()),
+            Self::Numbers(Linear::F32(x)) => Self::Numbers(Linear::F32(x[start..end].to_vec())),
+            Self::Numbers(Linear::F64(x)) => Self::Numbers(Linear::F64(x[start..end].to_vec())),
+            Self::Numbers(Linear::Int(x)) => Self::Numbers(Linear::Int(x[start..end].to_vec())),
+        }
+    }
+
+    /// Returns the elements, rounded to nearest, ties to even.
+    pub(super) fn into_elements(self, dtype: Dtype) -> Result<Vec<u8>> {
+        match self {
+            Self::Elements(data) => Ok(data),
+            Self::Numbers(sum) => sum.to_elements(dtype),
+        }
+    }
+
+    /// Returns the values of a dense block. Narrow floats are stored as f32, so that such sums can be summed
+    /// again.
+    pub(super) fn into_values(self, dtype: Dtype) -> Result<Values> {
+        match self {
+            Self::Elements(bytes) => Ok(Values::Floats(Floats { stored: Stored::Source, bytes })),
+            Self::Numbers(sum) => sum.into_values(dtype),
+        }
+    }
+}
+
+/// Adds `weight` times the f32 elements of `update`, which become zero.
+fn add_elements(sum: &mut [u8], update: &mut [u8], weight: f64) {
+    sum.par_chunks_mut(4 * STEP).zip(update.par_chunks_mut(4 * STEP)).for_each(|(sum, update)| {
+        let pairs = sum.as_chunks_mut::<4>().0.iter_mut().zip(update.as_chunks::<4>().0);
+        let add = |a: &mut [u8; 4], b: f32| {
+            *a = to_number(f64::from(f32::from_le_bytes(*a) + b)).to_le_bytes();
+        };
+        match weight {
+            1.0 => pairs.for_each(|(a, b)| add(a, f32::from_le_bytes(*b))),
+            _ => pairs.for_each(|(a, b)| add(a, (weight * f64::from(f32::from_le_bytes(*b))) as f32)),
+        }
+        update.fill(0);
+    });
+}
+
+/// Divides f32 elements.
+fn divide_elements(sum: &mut [u8], by: f64) {
+    sum.par_chunks_mut(4 * STEP).for_each(|sum| {
+        for x in sum.as_chunks_mut::<4>().0 {
+            *x = to_number(f64::from(f32::from_le_bytes(*x)) / by).to_le_bytes();
+        }
+    });
+}
+
+impl Linear {
+    /// Adds `weight` times `other`.
+    fn accumulate(&mut self, other: Self, weight: f64) {
+        match (self, other) {
+            (Self::F32(a), Self::F32(b)) if weight == 1.0 => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
+            }
+            (Self::F32(a), Self::F32(b)) => {
+                let scaled = b.into_iter().map(|b| (weight * f64::from(b)) as f32);
+                a.iter_mut().zip(scaled).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
+            }
+            (Self::Int(a), Self::Int(b)) => a.iter_mut().zip(b).for_each(|(a, b)| *a += b),
+            (Self::F64(a), Self::F32(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * f64::from(b)));
+            }
+            (Self::F64(a), Self::F64(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * b));
+            }
+            (_, _) => debug_assert!(false, "an accumulator is of its tensor's kind"),
+        }
+    }
+
+    fn divide(&mut self, by: f64) {
+        match self {
+            Self::F32(x) => x.iter_mut().for_each(|x| *x = to_number(f64::from(*x) / by)),
+            Self::F64(x) => x.iter_mut().for_each(|x| *x = quiet(*x / by)),
+            Self::Int(_) => debug_assert!(false, "integers have no mean"),
+        }
+    }
+}
