@@ -352,7 +352,8 @@ pub struct Parts<'e, 'a, I> {
 
 impl<'a, I: Iterator<Item = Result<PendingBlock<'a>>>> Parts<'_, 'a, I> {
     /// Appends the next part, the first preceded by what [`Encoder::update`] puts before it, and returns
-    /// whether another follows. Appends nothing after the last. An error appends nothing and undoes the update.
+    /// whether another follows. Appends nothing after the last. An error appends nothing and undoes the
+    /// update.
     ///
     /// # Errors
     /// As [`Encoder::update`].
