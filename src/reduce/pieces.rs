@@ -116,8 +116,8 @@ fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Total) -> Vec<SumPiece
 /// the order of the manifest. After an error it ends.
 ///
 /// # Memory
-/// That of [`Sum`], for 16 MiB of accumulators, or for one larger tensor. A larger tensor whose updates are
-/// cut at the same elements is summed part by part.
+/// That of [`Sum`], for 8 MiB of tensors, or for one larger tensor. A larger tensor whose updates are cut at
+/// the same elements is summed part by part.
 pub struct SumPieces<'a> {
     sum: Sum<'a>,
     header: UpdateHeader,

@@ -62,7 +62,12 @@ impl Total {
         match self {
             Self::Elements(sum) => add_elements(sum, update, weight),
             Self::Numbers(sum) => {
-                sum.accumulate(Linear::of_elements(dtype, update, sum.len())?, weight);
+                // A step at a time: the numbers of all elements would take as much memory as the sum.
+                let step = dtype.bytes_for(STEP as u64).map_or(usize::MAX, in_memory);
+                for (at, part) in (0..sum.len()).step_by(STEP).zip(update.chunks(step)) {
+                    let count = STEP.min(sum.len() - at);
+                    sum.accumulate(at, Linear::of_elements(dtype, part, count)?, weight);
+                }
                 update.fill(0);
             }
         }
@@ -130,22 +135,22 @@ fn divide_elements(sum: &mut [u8], by: f64) {
 }
 
 impl Linear {
-    /// Adds `weight` times `other`.
-    fn accumulate(&mut self, other: Self, weight: f64) {
+    /// Adds `weight` times `other` to the numbers from `at` on.
+    fn accumulate(&mut self, at: usize, other: Self, weight: f64) {
         match (self, other) {
             (Self::F32(a), Self::F32(b)) if weight == 1.0 => {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
+                a[at..].iter_mut().zip(b).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
             }
             (Self::F32(a), Self::F32(b)) => {
                 let scaled = b.into_iter().map(|b| (weight * f64::from(b)) as f32);
-                a.iter_mut().zip(scaled).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
+                a[at..].iter_mut().zip(scaled).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
             }
-            (Self::Int(a), Self::Int(b)) => a.iter_mut().zip(b).for_each(|(a, b)| *a += b),
+            (Self::Int(a), Self::Int(b)) => a[at..].iter_mut().zip(b).for_each(|(a, b)| *a += b),
             (Self::F64(a), Self::F32(b)) => {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * f64::from(b)));
+                a[at..].iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * f64::from(b)));
             }
             (Self::F64(a), Self::F64(b)) => {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * b));
+                a[at..].iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * b));
             }
             (_, _) => debug_assert!(false, "an accumulator is of its tensor's kind"),
         }

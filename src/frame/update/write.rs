@@ -1,6 +1,7 @@
 //! Writes an update: in parts of bounded size, blocks in parallel.
 
 use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -69,6 +70,23 @@ pub(super) struct Memory {
     scratch: Scratch,
 }
 
+impl Memory {
+    /// Takes the memory of blocks that were appended: all that holds the bytes of blocks is used again before
+    /// there is more of it, whether they are written early or late.
+    fn take_payloads(all: &mut [Self]) -> Vec<Vec<u8>> {
+        all.iter_mut().flat_map(|memory| memory.payloads.drain(..)).collect()
+    }
+
+    /// Gives the memory back, to several threads.
+    fn give_payloads(all: &mut Vec<Self>, payloads: Vec<Vec<u8>>) {
+        if all.is_empty() {
+            all.push(Self::default());
+        }
+        let count = all.len();
+        payloads.into_iter().enumerate().for_each(|(i, payload)| all[i % count].payloads.push(payload));
+    }
+}
+
 impl<'b, 'a> UpdateWriter<'b, 'a> {
     /// # Errors
     /// [`Error::Input`] if the runs of the delta are not in order.
@@ -123,6 +141,7 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             ahead.push(block);
         }
         let manifest = self.manifest;
+        let spare = Mutex::new(Memory::take_payloads(&mut self.memory));
         let checked = ahead.into_par_iter().map_init(Memory::default, |memory, block| {
             let scope = block.scope();
             let space = manifest.space(scope, 0)?;
@@ -131,12 +150,17 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             let (is_based, needs_base) = (block.is_based(), block.needs_base());
             // Bytes take less memory than a block that waits for the rest of its part.
             let form = match weight > LIGHT && block.holds_values() {
-                true => Form::Written(write_block(&block, manifest, sets, &[], None, memory)?),
+                true => {
+                    memory.payloads.extend(spare.lock().unwrap_or_else(PoisonError::into_inner).pop());
+                    Form::Written(write_block(&block, manifest, sets, &[], None, memory)?)
+                }
                 false => Form::Pending(block),
             };
             Ok(Queued { scope, weight, is_based, needs_base, form })
         });
-        for queued in threads::in_order(checked)? {
+        let checked = threads::in_order(checked)?;
+        Memory::give_payloads(&mut self.memory, spare.into_inner().unwrap_or_else(PoisonError::into_inner));
+        for queued in checked {
             self.weight = self.weight.saturating_add(queued.share());
             self.queue.push_back(queued);
         }

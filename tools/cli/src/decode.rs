@@ -171,7 +171,7 @@ fn decode(args: &Args, updates: &Updates<'_>, number: usize, base: &Base<'_>, pa
         updates.check_base(number, base).in_file(&args.input)?;
     }
     let metadata = updates.metadata(number).in_file(&args.input)?;
-    tensors::write_from(path, &outlines, &metadata, &args.input, &mut |sink| {
+    tensors::write_from(path, &outlines, &metadata, Some(&args.input), &mut |sink| {
         updates.decode_to(number, wanted, base, &mut |info, bytes| sink(&info.name, bytes))
     })
 }

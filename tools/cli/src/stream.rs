@@ -128,13 +128,7 @@ impl<'a> Updates<'a> {
         take: &mut dyn FnMut(&TensorInfo, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let manifest = self.manifest(number);
-        let sizes = manifest.tensors().iter().filter(|info| wanted(&info.name)).map(TensorInfo::bytes);
-        let (bytes, most) = (sizes.fold(0, u64::saturating_add), self.file.limits().max_alloc_bytes);
-        if bytes > most {
-            // They need not fit in memory, but a few bytes of a stream can fill a disk.
-            let what = format!("its tensors have {bytes} bytes; --max-alloc allows more than {most}");
-            return Err(Failure::limit(what));
-        }
+        check_bytes(manifest.tensors().iter().filter(|info| wanted(&info.name)), self.file.limits())?;
         if let Some(stream) = self.without_codes(number)? {
             let file = File::open(&stream, self.file.limits().clone())?;
             let base = Base::new();
@@ -186,6 +180,19 @@ impl<'a> Updates<'a> {
             return Err(Failure::usage(message));
         }
         Ok(())
+    }
+}
+
+/// Checks the bytes of tensors that a stream names: they need not fit in memory, but a few bytes of a stream
+/// can fill a disk.
+pub(crate) fn check_bytes<'a>(tensors: impl Iterator<Item = &'a TensorInfo>, limits: &Limits) -> Result<()> {
+    let (bytes, most) = (tensors.map(TensorInfo::bytes).fold(0, u64::saturating_add), limits.max_alloc_bytes);
+    match bytes > most {
+        true => {
+            let what = format!("its tensors have {bytes} bytes; --max-alloc allows more than {most}");
+            Err(Failure::limit(what))
+        }
+        false => Ok(()),
     }
 }
 

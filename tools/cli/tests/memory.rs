@@ -125,3 +125,22 @@ fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
     run(dir.path(), "decode d.gcu -o - --base a.safetensors", limit);
     run(dir.path(), "diff b.safetensors d.gcu --base a.safetensors", limit);
 }
+
+#[test]
+fn updates_larger_than_the_limit_are_summed() {
+    let dir = folder();
+    filled(&path(&dir, "a.safetensors"), 6, None);
+    for (codec, method) in [("natural", "dense"), ("topk:density=0.01", "sparse"), ("raw", "add")] {
+        for sender in [0, 1] {
+            let line = format!("encode a.safetensors -o {sender}.gcu --codec {codec} --sender {sender}");
+            run(dir.path(), &line, 4 << 30);
+        }
+        // Blocks of sums have 4 Mi elements of f32; those of top-k have all positions of their tensor.
+        let reduce = format!("reduce 0.gcu 1.gcu --method {method} -o");
+        run(dir.path(), &format!("{reduce} sum.gcu"), limit(16 << 20));
+        if method == "dense" {
+            run(dir.path(), &format!("{reduce} sum.safetensors --mean"), limit(16 << 20));
+            run(dir.path(), &format!("{reduce} down.gcu --mean --codec int8"), limit(16 << 20));
+        }
+    }
+}

@@ -238,7 +238,7 @@ pub(crate) fn write(
     tensors: &[(&str, TensorView<'_>)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    with_source(tensors, |outlines, source| write_from(path, outlines, metadata, path, source))
+    with_source(tensors, |outlines, source| write_from(path, outlines, metadata, Some(path), source))
 }
 
 /// Calls `f` with the outlines of tensors, and their elements as a source.
@@ -250,12 +250,13 @@ fn with_source<T>(
     f(&outlines, &mut |sink| tensors.iter().try_for_each(|(name, tensor)| sink(name, tensor.data())))
 }
 
-/// Writes tensors as [`write()`] does, whose elements come from `source`, which reads the file `input`.
+/// Writes tensors as [`write()`] does, whose elements come from `source`. `input`: the file that its failures
+/// are about, unless they say it.
 pub(crate) fn write_from(
     path: &Path,
     outlines: &[Outline<'_>],
     metadata: &BTreeMap<String, String>,
-    input: &Path,
+    input: Option<&Path>,
     source: &mut Source<'_>,
 ) -> Result<()> {
     let format = check_output(path)?;
@@ -278,7 +279,7 @@ pub(crate) fn write_from(
         }
     };
     match written {
-        Err(failure) if is_of_source => Err(failure.in_file(input)),
+        Err(failure) if is_of_source => Err(input.into_iter().fold(failure, Failure::in_file)),
         written => written.and_then(|()| Ok(out.finish()?)).in_output(path),
     }
 }

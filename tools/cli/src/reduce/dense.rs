@@ -1,0 +1,139 @@
+//! The method `dense`: expands the updates of one turn and adds them, a few tensors at a time.
+
+use super::turns::{Update, refused};
+use super::{Args, Width};
+use crate::fail::{Failure, InFile, InOutput, Result};
+use crate::input::{Input, is_standard};
+use crate::plan::{self, Plan, fitting};
+use crate::stream::{check_bytes, explain};
+use crate::tensors::{self, Outline};
+use gcodec::compress::{self, Options};
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec::reduce::{Precision, Sum, SumOptions, SumPieces};
+use gcodec::{Codec, TensorView, Writer};
+use std::collections::BTreeMap;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The sum or mean of one turn.
+pub(super) struct Dense<'a> {
+    args: &'a Args,
+    manifest: Arc<Manifest>,
+    pieces: SumPieces<'a>,
+    /// The input of each sender, for errors that a block gives when it is added.
+    paths: BTreeMap<u64, PathBuf>,
+}
+
+impl<'a> Dense<'a> {
+    pub(super) fn new(args: &'a Args, updates: Vec<Update<'a>>) -> Result<Self> {
+        let precision = match args.precision {
+            Width::F32 => Precision::F32,
+            Width::F64 => Precision::F64,
+        };
+        let limits = args.limits.limits();
+        let manifest = Arc::clone(updates[0].manifest());
+        check_bytes(manifest.tensors().iter(), &limits)?;
+        let options = SumOptions::default().with_limits(limits).with_precision(precision);
+        let (mut sum, mut paths) = (Sum::new(&manifest, options), BTreeMap::new());
+        for update in updates {
+            let (path, of_update) = (update.path(args), Arc::clone(update.manifest()));
+            paths.insert(update.header().sender, path.to_owned());
+            for part in update.parts {
+                sum.add_later(part, update.weight).map_err(|e| refused(args, path, &of_update, e))?;
+            }
+        }
+        let pieces = sum.into_pieces(args.mean).map_err(|e| explain(e, Some(&manifest)))?;
+        Ok(Self { args, manifest, pieces, paths })
+    }
+
+    /// Writes the sum as an update.
+    pub(super) fn write<W: Write>(mut self, writer: &mut Writer<W>, codec: Option<Codec>) -> Result<()> {
+        let header = self.pieces.header().clone();
+        let Some(codec) = codec else {
+            let written = writer.update(&header, &self.manifest, self.pieces.blocks());
+            return written.map_err(|e| self.explained(e));
+        };
+        let manifest = Arc::clone(&self.manifest);
+        let spool = Spool::new(self)?;
+        let plan = Plan::new(codec, &[]);
+        let inputs: Vec<_> = (0u64..)
+            .zip(spool.tensors(&manifest)?)
+            .map(|(tensor, (name, view))| compress::Input { tensor, name, view, base: None })
+            .collect();
+        let codecs: Vec<Codec> =
+            inputs.iter().map(|input| fitting(plan.codec(input.name), &input.view)).collect();
+        let explained = |e| plan::explain(e, &manifest);
+        let blocks = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
+        writer.update(&header.with_label(codec.to_string()), &manifest, blocks).map_err(explained)
+    }
+
+    /// Writes the sum as a file of tensors. Returns its length.
+    pub(super) fn write_tensors(mut self) -> Result<u64> {
+        let (args, manifest) = (self.args, Arc::clone(&self.manifest));
+        let outlines: Vec<_> = manifest.tensors().iter().map(Outline::from).collect();
+        let written = tensors::write_from(&args.output, &outlines, &BTreeMap::new(), None, &mut |sink| {
+            self.each(|info, bytes| sink(&info.name, bytes))
+        });
+        written?;
+        Ok(std::fs::metadata(&args.output).in_file(&args.output)?.len())
+    }
+
+    /// Calls `take` with the elements of each tensor, in one or several pieces, in the order of the manifest.
+    fn each(&mut self, mut take: impl FnMut(&TensorInfo, &[u8]) -> Result<()>) -> Result<()> {
+        let manifest = Arc::clone(&self.manifest);
+        while let Some(piece) = self.pieces.next() {
+            let number = piece.as_ref().map_or(0, |piece| piece.tensor);
+            let bytes = piece.and_then(|piece| piece.into_elements()).map_err(|e| self.explained(e))?;
+            let info = usize::try_from(number).ok().and_then(|number| manifest.tensors().get(number));
+            info.map_or(Ok(()), |info| take(info, &bytes))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the input and the tensor's name to a failure.
+    fn explained(&self, error: gcodec::Error) -> Failure {
+        let failure = explain(error, Some(&self.manifest));
+        match self.pieces.sender().and_then(|sender| self.paths.get(&sender)) {
+            Some(path) => failure.in_file(path),
+            None => failure,
+        }
+    }
+}
+
+/// The elements of a sum in a temporary file, from where a codec takes whole tensors: they need not fit in
+/// memory.
+struct Spool {
+    /// Removed when it is dropped.
+    _file: tempfile::NamedTempFile,
+    bytes: Input,
+}
+
+impl Spool {
+    fn new(mut sum: Dense<'_>) -> Result<Self> {
+        let folder = match is_standard(&sum.args.output) {
+            true => std::env::temp_dir(),
+            false => sum.args.output.parent().unwrap_or(Path::new("")).join(""),
+        };
+        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
+        let file = tempfile::Builder::new().prefix(".gcodec-sum-").tempfile_in(&folder).in_output(&folder)?;
+        let mut out = BufWriter::with_capacity(1 << 20, file.as_file());
+        sum.each(|_, bytes| out.write_all(bytes).in_output(&folder))?;
+        out.flush().in_output(&folder)?;
+        drop(out);
+        let bytes = Input::open(file.path(), 0)?;
+        Ok(Self { _file: file, bytes })
+    }
+
+    /// Returns the tensors of a manifest with their names.
+    fn tensors<'t>(&'t self, manifest: &'t Manifest) -> Result<Vec<(&'t str, TensorView<'t>)>> {
+        let mut rest = &*self.bytes;
+        let tensor = |info: &'t TensorInfo| {
+            let len = usize::try_from(info.bytes()).unwrap_or(usize::MAX);
+            let (data, after) = rest.split_at_checked(len).unwrap_or((rest, &[]));
+            rest = after;
+            Ok((info.name.as_str(), TensorView::new(info.dtype, &info.shape, data)?))
+        };
+        manifest.tensors().iter().map(tensor).collect()
+    }
+}
