@@ -1,6 +1,7 @@
 //! `gcodec decode`: turns an update of a stream into dense tensors.
 
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::fit::Prefixes;
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::learned::ModelArgs;
 use crate::naming::did_you_mean;
@@ -53,6 +54,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     #[command(flatten)]
+    prefixes: Prefixes,
+    #[command(flatten)]
     models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
@@ -65,8 +68,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     tensors::check_output(&args.output)?;
     check_output_is_new(&args.output, [&args.input].into_iter().chain(&args.base))?;
     let base = args.base.as_deref().map(Dump::open_carrying).transpose()?;
-    let base: Base<'_> =
-        base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
+    let base = args.prefixes.base(base.iter().flat_map(|dump| &dump.tensors));
     let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
     let models = args.models.models()?;
     let updates = Updates::open(&input, &args.limits.limits()).in_file(&args.input)?.with_models(models);

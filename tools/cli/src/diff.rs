@@ -2,11 +2,11 @@
 
 use crate::compare::{Errors, Sums};
 use crate::fail::{Outcome, Result};
+use crate::fit::{self, Prefixes};
 use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
-use crate::output::{Align, Table, print, real, thousands};
+use crate::output::{Align, Table, print, printable, real, thousands};
 use crate::pairs::{self, Side};
-use crate::stream::Base;
 use crate::tensors::{Any, Dump, Format, Label, Outline};
 use gcodec::tensor::TensorView;
 use serde::Serialize;
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Relative L2 error up to which tensors count as equal; without it, types and all bits must be equal
     #[arg(long, value_name = "ERROR", value_parser = parse_tolerance)]
     rtol: Option<f64>,
-    /// Also print equal tensors
+    /// Also print equal tensors, and all names of one side alone
     #[arg(long)]
     all: bool,
     /// Print JSON
@@ -47,6 +47,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     #[command(flatten)]
+    prefixes: Prefixes,
+    #[command(flatten)]
     models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
@@ -56,8 +58,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin([&args.a, &args.b].into_iter().chain(&args.base))?;
     let base = args.base.as_deref().map(Dump::open_carrying).transpose()?;
-    let base: Base<'_> =
-        base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
+    let base = args.prefixes.base(base.iter().flat_map(|dump| &dump.tensors));
     let limits = args.limits.limits();
     let models = args.models.models()?;
     let (a, b) = (Any::open_carrying(&args.a)?, Any::open_carrying(&args.b)?);
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let (a, b) = (side(&a, &args.a)?, side(&b, &args.b)?);
     // An .npy's tensor has no name but that of its file.
     let is_nameless = [&args.a, &args.b].iter().any(|path| Format::of_path(path) == Some(Format::Npy));
-    let report = Report::new(&a, &b, args.rtol, is_nameless)?;
+    let report = Report::new(&a, &b, &args.prefixes, args.rtol, is_nameless)?;
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         print(format_args!("{json}\n"))?;
@@ -83,6 +84,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
 }
 
+/// Most names of one side alone that are listed without --all.
+const ALONE: usize = 20;
+
 /// Report of `diff`.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -94,6 +98,8 @@ struct Report {
     /// Tensors of both whose bytes a file does not tell.
     not_compared: Vec<String>,
     total: Total,
+    /// Without which prefix more names match.
+    advice: Option<String>,
 }
 
 /// A tensor that both sides have.
@@ -124,10 +130,19 @@ struct Total {
 
 impl Report {
     /// Compares two files. Where a file has no names, one tensor on each side form a pair.
-    fn new(a: &Side<'_>, b: &Side<'_>, rtol: Option<f64>, is_nameless: bool) -> Result<Self> {
+    fn new(
+        a: &Side<'_>,
+        b: &Side<'_>,
+        prefixes: &Prefixes,
+        rtol: Option<f64>,
+        is_nameless: bool,
+    ) -> Result<Self> {
         let (of_a, of_b) = (a.outlines(), b.outlines());
-        let (labels_a, labels_b) = (a.labels()?, b.labels()?);
+        let bare = |name: &str| prefixes.strip(name).into_owned();
+        let (labels_a, labels_b) = (a.labels()?.renamed(bare), b.labels()?.renamed(bare));
         let (no_bytes_a, no_bytes_b) = (a.without_bytes(), b.without_bytes());
+        let (names_a, names_b) = (prefixes.names(&of_a)?, prefixes.names(&of_b)?);
+        let (of_a, of_b) = (fit::named(of_a, &names_a), fit::named(of_b, &names_b));
         let in_b: HashMap<&str, usize> = of_b.iter().enumerate().map(|(i, t)| (t.name, i)).collect();
         let is_one_pair = is_nameless && (of_a.len(), of_b.len()) == (1, 1);
         let place = |name: &str| if is_one_pair { Some(0) } else { in_b.get(name).copied() };
@@ -168,7 +183,8 @@ impl Report {
             errors: sums.errors(),
         };
         let equal = only_in_a.is_empty() && only_in_b.is_empty() && tensors.iter().all(|t| t.equal);
-        Ok(Self { equal, tensors, only_in_a, only_in_b, not_compared, total })
+        let advice = fit::advice(only_in_a.iter().map(String::as_str), only_in_b.iter().map(String::as_str));
+        Ok(Self { equal, tensors, only_in_a, only_in_b, not_compared, total, advice })
     }
 
     fn text(&self, all: bool) -> String {
@@ -218,9 +234,17 @@ impl Report {
             push(&mut out, format_args!("{table}"));
         }
         for (side, names) in lines {
-            for name in names {
-                push(&mut out, format_args!("{side}: {}\n", crate::output::printable(name)));
+            let shown = if all { names.len() } else { names.len().min(ALONE) };
+            for name in &names[..shown] {
+                push(&mut out, format_args!("{side}: {}\n", printable(name)));
             }
+            if shown < names.len() {
+                let more = thousands((names.len() - shown) as u64);
+                push(&mut out, format_args!("{side}: {more} more; --all lists them\n"));
+            }
+        }
+        if let Some(advice) = &self.advice {
+            push(&mut out, format_args!("{}\n", printable(advice)));
         }
         if self.equal {
             let exactly = self.tensors.iter().all(|t| t.dtype_a == t.dtype_b && t.differing == Some(0));
@@ -373,7 +397,7 @@ mod tests {
     }
 
     fn report(a: &Dump, b: &Dump, rtol: Option<f64>) -> Report {
-        Report::new(&Side::Tensors(a), &Side::Tensors(b), rtol, false).unwrap()
+        Report::new(&Side::Tensors(a), &Side::Tensors(b), &Prefixes::default(), rtol, false).unwrap()
     }
 
     fn one(a: &TensorBuf, b: &TensorBuf, rtol: Option<f64>) -> TensorReport {

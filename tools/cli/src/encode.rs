@@ -1,6 +1,7 @@
 //! `gcodec encode`: encodes tensors as a stream of updates.
 
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
+use crate::fit::{self, Prefixes};
 use crate::input::is_standard;
 use crate::learned::{self, Chosen};
 use crate::naming::{CHOSEN, did_you_mean};
@@ -10,7 +11,7 @@ use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
-use crate::tensors::{self, Dump, Labels, NamedTensor};
+use crate::tensors::{self, Dump, Labels, NamedTensor, Outline};
 use gcodec::compress::{self, Digests, Feedback, Input, NonFinite, Options};
 use gcodec::file::{File, Map};
 use gcodec::frame::{Metadata, UpdateHeader};
@@ -114,6 +115,8 @@ pub(crate) struct Args {
     /// Replace NaN and infinity with zero where a lossy codec cannot encode them, instead of failing
     #[arg(long)]
     zero_non_finite: bool,
+    #[command(flatten)]
+    prefixes: Prefixes,
     /// Append to a finished stream
     #[arg(long)]
     append: bool,
@@ -227,12 +230,16 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
         return Err(Failure::usage("the codec delta needs --base, or a second input"));
     }
     let mut base = args.base.as_deref().map(Dump::open_carrying).transpose()?;
+    if let (Some(dump), Some(path)) = (&mut base, &args.base) {
+        args.prefixes.rename(dump).in_file(path)?;
+    }
     let mut totals = Totals::default();
     let guesses = Guesses::default();
     let mut places = Places { args, next: Some(args.step.unwrap_or(next)), seen: HashSet::new(), guesses };
     let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
     for (path, number) in order::arranged(&args.inputs).iter().zip(0u64..) {
-        let dump = Dump::open_whole(path, &args.without, quiet)?;
+        let mut dump = Dump::open_whole(path, &args.without, quiet)?;
+        args.prefixes.rename(&mut dump).in_file(path)?;
         let place = places.of(&dump, path, quiet).in_file(path)?;
         let entries = match args.no_metadata {
             true => Labels::of(&dump.metadata).entry().into_iter().collect(),
@@ -354,8 +361,13 @@ impl Update<'_> {
             .zip(0u64..)
             .map(|((name, view), tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
             .collect();
-        if is_delta && let Some(missing) = inputs.iter().find(|input| input.base.is_none()) {
-            return Err(Failure::usage(format_args!("tensor {:?} is not in the base", missing.name)));
+        if is_delta {
+            // Also the tensors that are no deltas: a base that lacks them is another model's.
+            let outlines: Vec<_> = dump.tensors.iter().map(Outline::from).collect();
+            fit::check_base(
+                &outlines,
+                &bases.iter().map(|(name, view)| ((*name).to_owned(), *view)).collect(),
+            )?;
         }
         let label = match self.plan.has_delta() && !is_delta {
             true => Codec::Lossless.to_string(),

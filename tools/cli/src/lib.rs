@@ -19,6 +19,7 @@ mod diff;
 mod encode;
 mod fail;
 mod features;
+mod fit;
 mod input;
 mod inspect;
 mod learned;

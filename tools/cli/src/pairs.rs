@@ -95,6 +95,9 @@ pub(crate) fn walk(a: &Side<'_>, b: &Side<'_>, pairs: &[(usize, usize)], take: &
         }),
         (update, Side::Tensors(b)) => read(update, b, pairs.iter().copied(), take),
         (Side::Update { updates, number, base, path }, _) => {
+            if !base.is_empty() {
+                updates.check_base(*number, base).in_file(path)?;
+            }
             let tensors = updates.decode(*number, |_| true, base).in_file(path)?;
             let a = Dump { tensors, ..Dump::default() };
             walk(&Side::Tensors(&a), b, pairs, take)
@@ -113,6 +116,9 @@ fn read(
     let infos = updates.manifest(*number).tensors();
     let pairs: HashMap<&str, (usize, usize)> =
         pairs.enumerate().map(|(pair, (mine, other))| (infos[mine].name.as_str(), (pair, other))).collect();
+    if !base.is_empty() {
+        updates.check_base(*number, base).in_file(path)?;
+    }
     let mut waiting = Waiting::default();
     let wanted = |name: &str| pairs.contains_key(name);
     let read = updates.decode_to(*number, wanted, base, &mut |info, bytes| {

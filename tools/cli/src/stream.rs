@@ -1,9 +1,10 @@
 //! Streams for the commands: updates to decode, and errors with the names of tensors.
 
 use crate::fail::{Failure, Result};
+use crate::fit;
 use crate::learned;
 use crate::output::warn;
-use crate::tensors::NamedTensor;
+use crate::tensors::{NamedTensor, Outline};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
 use gcodec::file::{File, Pieces};
 use gcodec::frame::{FrameHeader, FrameKind, Manifest, TensorInfo, UpdateHeader};
@@ -162,24 +163,8 @@ impl<'a> Updates<'a> {
         let infos = self.manifest(number).tensors();
         let runs = self.header(number).delta.iter().flatten();
         let numbers = runs.flat_map(|run| run.first..=run.last());
-        for info in numbers.filter_map(|number| infos.get(usize::try_from(number).ok()?)) {
-            let wrong = match base.get(&info.name) {
-                None => "lacks this tensor".to_owned(),
-                Some(t) if (t.dtype(), t.shape()) != (info.dtype, &info.shape[..]) => {
-                    format!(
-                        "has it as {} {:?}, the delta as {} {:?}",
-                        t.dtype(),
-                        t.shape(),
-                        info.dtype,
-                        info.shape
-                    )
-                }
-                Some(_) => continue,
-            };
-            let message = format!("the base is of another model: tensor {:?}: it {wrong}", info.name);
-            return Err(Failure::usage(message));
-        }
-        Ok(())
+        let infos = numbers.filter_map(|number| infos.get(usize::try_from(number).ok()?));
+        fit::check_base(&infos.map(Outline::from).collect::<Vec<_>>(), base)
     }
 }
 

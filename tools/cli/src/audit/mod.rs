@@ -4,6 +4,7 @@ mod change;
 mod table;
 
 use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::fit::{self, Prefixes};
 use crate::inspect::source;
 use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
@@ -11,12 +12,13 @@ use crate::order;
 use crate::origin::Origin;
 use crate::output::{print, warn};
 use crate::progress::Progress;
-use crate::stream::{Base, Updates};
+use crate::stream::Updates;
 use crate::tensors::{Any, Dump, Labels, NamedTensor, Outline, folder};
 use change::{Change, History};
 use gcodec::Limits;
 use gcodec_latent::Models;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -57,6 +59,8 @@ pub(crate) struct Args {
     /// Print CSV: a line for each tensor of each step
     #[arg(long)]
     csv: bool,
+    #[command(flatten)]
+    prefixes: Prefixes,
     #[command(flatten)]
     models: ModelArgs,
     #[command(flatten)]
@@ -107,9 +111,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin(args.inputs.iter().chain(&args.base))?;
     let limits = args.limits.limits();
     let models = args.models.models()?;
-    let mut chain = Chain { group: args.group.map(usize::from), models, ..Chain::default() };
-    if let Some(base) = &args.base {
-        chain.weights = Dump::open_carrying(base)?.tensors.into_iter().map(keyed).collect();
+    let prefixes = args.prefixes.clone();
+    let mut chain = Chain { group: args.group.map(usize::from), models, prefixes, ..Chain::default() };
+    if let Some(path) = &args.base {
+        let mut base = Dump::open_carrying(path)?;
+        args.prefixes.rename(&mut base).in_file(path)?;
+        chain.weights = base.tensors.into_iter().map(keyed).collect();
     }
     let files = files(&args.inputs)?;
     let progress = Progress::new(files.len() as u64, "comparing", false);
@@ -153,6 +160,7 @@ fn keyed(tensor: NamedTensor) -> (String, NamedTensor) {
 struct Chain {
     group: Option<usize>,
     models: Models,
+    prefixes: Prefixes,
     weights: BTreeMap<String, NamedTensor>,
     history: HashMap<String, History>,
     totals: BTreeMap<String, Change>,
@@ -169,6 +177,7 @@ impl Chain {
         let input = match Any::open_carrying(path) {
             Ok(Any::Stream(input)) => input,
             Ok(Any::Tensors(mut dump)) => {
+                self.prefixes.rename(&mut dump).in_file(path)?;
                 self.drop_resized(path, &mut dump);
                 let origin = Origin::of(&dump, path);
                 // The rest is compared all the same.
@@ -182,19 +191,27 @@ impl Chain {
             Err(failure) => return Err(failure),
         };
         let updates = Updates::open(&input, limits).in_file(path)?.with_models(self.models.clone());
+        let prefixes = self.prefixes.clone();
         for number in 0..updates.len() {
             let header = updates.header(number);
             let origin = Origin::of_update(header);
             let cost = match header.delta {
                 Some(_) => Some(Cost {
-                    names: updates.manifest(number).tensors().iter().map(|t| t.name.as_str()).collect(),
+                    names: updates
+                        .manifest(number)
+                        .tensors()
+                        .iter()
+                        .map(|t| prefixes.strip(&t.name))
+                        .collect(),
                     blocks: updates.blocks(number).in_file(path)?,
                 }),
                 None => None,
             };
-            let base: Base<'_> = self.weights.iter().map(|(name, t)| (name.clone(), t.view())).collect();
+            let base = self.prefixes.base(self.weights.values());
             let tensors = updates.decode(number, |_| true, &base).in_file(path)?;
-            self.add(path, origin, tensors, cost.as_ref()).in_file(path)?;
+            let mut dump = Dump { tensors, ..Dump::default() };
+            self.prefixes.rename(&mut dump).in_file(path)?;
+            self.add(path, origin, dump.tensors, cost.as_ref()).in_file(path)?;
         }
         Ok(())
     }
@@ -247,9 +264,10 @@ impl Chain {
         }
         let mut rows: BTreeMap<String, Change> = BTreeMap::new();
         let mut new: BTreeMap<String, NamedTensor> = tensors.into_iter().map(keyed).collect();
-        if let Some(name) = new.keys().find(|name| !self.weights.contains_key(*name)) {
-            let what = format!("tensor {name:?} is not in the version before, which is of another model");
-            return Err(Failure::usage(what));
+        let before: Vec<_> = self.weights.values().map(Outline::from).collect();
+        let here: Vec<_> = new.values().map(Outline::from).collect();
+        if let Some(what) = fit::differences(&here, &before, "it") {
+            return Err(Failure::usage(format_args!("the version before is of another model: {what}")));
         }
         for (name, old) in &mut self.weights {
             let history = self.history.entry(name.clone()).or_default();
@@ -259,13 +277,6 @@ impl Chain {
                     Change { elements: old.view().elements(), ..Change::default() }
                 }
                 Some(tensor) => {
-                    if (tensor.view().dtype(), tensor.view().shape())
-                        != (old.view().dtype(), old.view().shape())
-                    {
-                        return Err(Failure::usage(format_args!(
-                            "tensor {name:?} has another type or shape than in the version before"
-                        )));
-                    }
                     let change = history.compare(&old.view(), &tensor.view());
                     *old = tensor;
                     change
@@ -326,7 +337,7 @@ impl Chain {
 /// Blocks of an update.
 struct Cost<'a> {
     /// Names of all tensors.
-    names: Vec<&'a str>,
+    names: Vec<Cow<'a, str>>,
     /// Tensors that each block spans, and its bytes.
     blocks: Vec<(Range<u64>, u64)>,
 }
@@ -337,13 +348,14 @@ impl Cost<'_> {
     fn divide(&self, rows: &mut BTreeMap<String, Change>) {
         for (span, bytes) in &self.blocks {
             let names = &self.names[span.start as usize..span.end as usize];
-            let sum = |of: fn(&Change) -> u64| names.iter().filter_map(|n| rows.get(*n)).map(of).sum::<u64>();
+            let sum =
+                |of: fn(&Change) -> u64| names.iter().filter_map(|n| rows.get(&**n)).map(of).sum::<u64>();
             let (of, all): (fn(&Change) -> u64, u64) = match sum(|row| row.changed) {
                 0 => (|row| row.elements, sum(|row| row.elements)),
                 changed => (|row| row.changed, changed),
             };
             for name in names {
-                let Some(row) = rows.get_mut(*name) else { continue };
+                let Some(row) = rows.get_mut(&**name) else { continue };
                 let share = of(row) as f64 / all.max(1) as f64;
                 row.bytes = Some(row.bytes.unwrap_or_default() + *bytes as f64 * share);
                 row.apportioned |= names.len() > 1;
@@ -366,7 +378,7 @@ mod tests {
 
     #[test]
     fn the_bytes_of_each_block_are_those_of_its_tensors() {
-        let names = vec!["a", "b", "c", "d"];
+        let names = ["a", "b", "c", "d"].map(Cow::Borrowed).into();
         let cost = Cost { names, blocks: vec![(0..2, 100), (2..3, 50), (2..4, 30)] };
         let row = |changed| Change { elements: 10, changed, ..Change::default() };
         let rows = [("a", row(1)), ("b", row(3)), ("c", row(0)), ("d", row(0))];

@@ -4,6 +4,7 @@ use super::report::Wanted;
 use super::{source, view};
 use crate::compare::{Errors, Sums};
 use crate::fail::{Failure, InFile, Result};
+use crate::fit;
 use crate::naming::did_you_mean;
 use crate::options::is_wanted;
 use crate::origin::Origin;
@@ -133,18 +134,30 @@ impl Compared {
     /// Adds the losses of the tensors that both sides have. Returns that of all together.
     fn add(&mut self, a: &Side<'_>, b: &Side<'_>, wanted: &Wanted) -> Result<Loss> {
         let (of_a, of_b) = (a.outlines(), b.outlines());
+        let (names_a, names_b) = (wanted.prefixes.names(&of_a)?, wanted.prefixes.names(&of_b)?);
+        let (of_a, of_b) = (fit::named(of_a, &names_a), fit::named(of_b, &names_b));
         let in_b = of_b.iter().enumerate().filter(|(_, t)| is_wanted(wanted.tensor.as_ref(), t.name));
         let in_b: HashMap<&str, usize> = in_b.map(|(i, t)| (t.name, i)).collect();
         let pairs: Vec<(usize, usize)> =
             of_a.iter().enumerate().filter_map(|(i, t)| Some((i, *in_b.get(t.name)?))).collect();
         if pairs.is_empty() {
             let first = of_b.iter().find(|t| in_b.contains_key(t.name));
-            let hint = first.map_or(String::new(), |t| did_you_mean(t.name, of_a.iter().map(|t| t.name)));
+            let hint = fit::advice(of_a.iter().map(|t| t.name), in_b.keys().copied());
+            let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_else(|| {
+                first.map_or(String::new(), |t| did_you_mean(t.name, of_a.iter().map(|t| t.name)))
+            });
             return Err(Failure::usage(format_args!("it has no tensor of the original{hint}")));
         }
-        if let Some(&(i, _)) = pairs.iter().find(|&&(a, b)| of_a[a].shape != of_b[b].shape) {
-            let what = format!("tensor {:?} has another shape than the original", of_a[i].name);
-            return Err(Failure::usage(what));
+        let other = |&&(a, b): &&(usize, usize)| of_a[a].shape != of_b[b].shape;
+        if let Some(&(i, j)) = pairs.iter().find(other) {
+            let more = match pairs.iter().filter(other).count() - 1 {
+                0 => String::new(),
+                more => format!("; and {more} more"),
+            };
+            return Err(Failure::usage(format_args!(
+                "tensor {:?} has another shape than the original: {:?}, not {:?}{more}",
+                of_a[i].name, of_b[j].shape, of_a[i].shape
+            )));
         }
         let mut sums = vec![Sums::default(); pairs.len()];
         pairs::walk(a, b, &pairs, &mut |number, a, b| {

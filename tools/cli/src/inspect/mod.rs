@@ -16,6 +16,7 @@ pub(crate) mod view;
 
 use crate::annotate;
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::fit::Prefixes;
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::learned::ModelArgs;
 use crate::model;
@@ -122,6 +123,8 @@ pub(crate) struct Args {
     #[arg(long)]
     annotate: bool,
     #[command(flatten)]
+    prefixes: Prefixes,
+    #[command(flatten)]
     models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
@@ -208,6 +211,7 @@ impl Args {
                 || (self.json && !self.tensors)
                 || ((self.csv || self.parquet.is_some()) && self.tensors),
             models: self.models.models()?,
+            prefixes: self.prefixes.clone(),
         })
     }
 

@@ -5,6 +5,7 @@ use super::update::Update;
 use crate::annotate;
 use crate::damage::{Damage, FaultReport};
 use crate::fail::{Failure, Result};
+use crate::fit::Prefixes;
 use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::Base;
@@ -41,6 +42,8 @@ pub(crate) struct Wanted {
     pub(crate) each: bool,
     /// Models of latent codes. A stranger's model may take minutes, so those in the streams are not used.
     pub(crate) models: Models,
+    /// Prefixes of names that count for nothing where an update is compared with its original.
+    pub(crate) prefixes: Prefixes,
 }
 
 impl Wanted {

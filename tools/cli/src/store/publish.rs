@@ -2,6 +2,7 @@
 
 use super::{InStore, Place, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::fit::Prefixes;
 use crate::naming::CODEC;
 use crate::options::{NameGlob, parse_pair};
 use crate::output::{human_bytes, note, print};
@@ -37,6 +38,8 @@ pub(crate) struct Args {
     /// Leave out the tensors whose names match
     #[arg(long, value_name = "GLOB")]
     without: Vec<NameGlob>,
+    #[command(flatten)]
+    prefixes: Prefixes,
     /// Key and value for the version
     #[arg(long, value_name = "K=V", value_parser = parse_pair)]
     meta: Vec<(String, String)>,
@@ -57,7 +60,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     if meta.len() != args.meta.len() {
         return Err(Failure::usage("a key of --meta is repeated"));
     }
-    let dump = Dump::open_whole(&args.input, &args.without, quiet)?;
+    let mut dump = Dump::open_whole(&args.input, &args.without, quiet)?;
+    args.prefixes.rename(&mut dump).in_file(&args.input)?;
     meta.extend(Labels::of(&dump.metadata).entry());
     let store = args.place.open("publishing", None)?;
     let held = |path| held(&args.place, &store, Dump::open_carrying(path)?).in_file(path);

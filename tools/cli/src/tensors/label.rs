@@ -102,6 +102,11 @@ impl Labels {
         self.0.is_empty()
     }
 
+    /// Returns the labels under other names.
+    pub(crate) fn renamed(self, name: impl Fn(&str) -> String) -> Self {
+        Self(self.0.into_iter().map(|(of, label)| (name(&of), label)).collect())
+    }
+
     /// Returns the label of a tensor. One of a tensor that is no row of bytes is out of date.
     pub(crate) fn find(&self, tensor: &Outline<'_>) -> Option<&Label> {
         let is_bytes = tensor.dtype == Dtype::U8 && tensor.shape.len() == 1;

@@ -99,6 +99,16 @@ impl Dump {
         }
     }
 
+    /// Gives the tensors other names.
+    pub(crate) fn rename(&mut self, name: impl Fn(&str) -> String) -> Result<()> {
+        self.tensors.iter_mut().for_each(|tensor| tensor.name = name(&tensor.name));
+        self.opaque.iter_mut().for_each(|tensor| tensor.name = name(&tensor.name));
+        let placements = std::mem::take(&mut self.placements);
+        self.placements = placements.into_iter().map(|(of, place)| (name(&of), place)).collect();
+        self.metadata = Labels::of(&self.metadata).renamed(&name).put(&self.metadata);
+        check_unique(self.names(), Failure::usage)
+    }
+
     /// Returns the tensors, unless some of them are missing.
     fn whole(self, path: &Path) -> Result<Self> {
         match self.fault() {
