@@ -14,6 +14,8 @@ use crate::weights::{Model, Replica};
 const NAMES: usize = 4;
 /// Prefixes that wrappers of modules add to names.
 const PREFIXES: [&str; 3] = ["module.", "_orig_mod.", "model."];
+/// Those that they also add within names, for inner modules.
+const WITHIN: [&str; 3] = ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."];
 
 /// Checks that tensors have the names, types and shapes of a version's table.
 pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) -> Result<()> {
@@ -21,18 +23,15 @@ pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) 
     if let Some((name, _)) = given.iter().find(|(name, _)| !seen.insert(name.as_str())) {
         return Err(Error::input(format!("two tensors have the name {name:?}")));
     }
-    let extra: Vec<&str> = seen.iter().copied().filter(|name| model.find(name).is_none()).collect();
+    let extra: BTreeSet<&str> = seen.iter().copied().filter(|name| model.find(name).is_none()).collect();
     let names = model.infos.iter().map(|info| info.name.as_str());
     let missing: Vec<&str> = names.clone().filter(|name| !seen.contains(name)).collect();
     let mut wrong = Vec::new();
     if !extra.is_empty() {
-        wrong.push(format!(
-            "the version has no tensor {}",
-            list(extra.iter().copied().collect::<BTreeSet<_>>())
-        ));
+        wrong.push(format!("not in the version: {}", list(extra)));
     }
     if !missing.is_empty() {
-        wrong.push(format!("{} of the version is missing", list(missing.iter().copied())));
+        wrong.push(format!("missing: {}", list(missing)));
     }
     let others = given.iter().filter_map(|(name, tensor)| {
         let wanted = &model.infos[model.find(name)?];
@@ -49,7 +48,8 @@ pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) 
         return Ok(());
     }
     let hint = prefix(&seen, &names.collect()).map_or_else(String::new, |prefix| {
-        format!(": all names match without `{prefix}`; leave it out (strip_prefix in Python)")
+        let how = "strip_prefix in Python, --strip-prefix of `gcodec publish`";
+        format!(": all names match without `{prefix}`; leave it out ({how})")
     });
     Err(Error::input(format!("the tensors are not those of version {version}: {}{hint}", wrong.join("; "))))
 }
@@ -70,17 +70,23 @@ fn prefix(some: &HashSet<&str>, others: &HashSet<&str>) -> Option<String> {
     let (short, long) = if one.len() < other.len() { (one, other) } else { (other, one) };
     let found = long.strip_suffix(*short).filter(|prefix| prefix.ends_with('.'));
     let pairs = PREFIXES.iter().flat_map(|a| PREFIXES.iter().map(move |b| format!("{a}{b}")));
-    let known = PREFIXES.iter().map(|&prefix| prefix.to_owned()).chain(pairs);
+    let known = PREFIXES.iter().chain(&WITHIN).map(|&prefix| prefix.to_owned()).chain(pairs);
     let mut all = found.map(str::to_owned).into_iter().chain(known);
-    let short = |names: &HashSet<&'_ str>, prefix: &str| -> BTreeSet<String> {
-        names.iter().map(|name| name.strip_prefix(prefix).unwrap_or(name).to_owned()).collect()
+    let all_cut = |names: &HashSet<&'_ str>, prefix: &str| -> BTreeSet<String> {
+        names.iter().map(|name| cut(name, prefix)).collect()
     };
-    let whole = |names: &HashSet<&'_ str>| short(names, "");
+    let whole = |names: &HashSet<&'_ str>| all_cut(names, "");
     all.find(|prefix| {
-        let cut = (short(some, prefix), short(others, prefix));
+        let cut = (all_cut(some, prefix), all_cut(others, prefix));
         let same = cut.0 == whole(others) || whole(some) == cut.1 || cut.0 == cut.1;
         same && (cut.0.len(), cut.1.len()) == (some.len(), others.len())
     })
+}
+
+/// Returns a name without a prefix, if it has it.
+fn cut(name: &str, prefix: &str) -> String {
+    let rest = name.strip_prefix(prefix).unwrap_or(name);
+    if WITHIN.contains(&prefix) { rest.replace(&format!(".{prefix}"), ".") } else { rest.to_owned() }
 }
 
 impl Store {
@@ -142,6 +148,8 @@ mod tests {
         assert_eq!(find(&["layers.0", "lm_head"], &inner).as_deref(), Some("model."));
         assert_eq!(find(&["a", "b"], &["module.a", "module.c"]), None);
         assert_eq!(find(&["a"], &["xa"]), None);
+        // An inner module was compiled.
+        assert_eq!(find(&["a", "l.w"], &["a", "l._orig_mod.w"]).as_deref(), Some("_orig_mod."));
         assert_eq!(find(&["a"], &[]), None);
         assert_eq!(find(&["a", "module.a"], &["a", "b"]), None);
     }

@@ -232,11 +232,11 @@ struct Next<'t> {
     old: Vec<Option<usize>>,
 }
 
-/// Whether at least half of the bytes are in tensors that the last version has. Below, a delta saves little,
-/// and an anchor begins a new chain.
+/// Whether at least an eighth of the bytes is in tensors that the last version has. Below, a delta saves
+/// little, and an anchor begins a new chain.
 fn is_worth_a_delta(model: &Model, old: &[Option<usize>]) -> bool {
     let new = model.infos.iter().zip(old).filter(|(_, old)| old.is_none());
-    new.fold(0, |sum: u64, (info, _)| sum.saturating_add(info.bytes())) <= model.bytes() / 2
+    new.fold(0, |sum: u64, (info, _)| sum.saturating_add(info.bytes())) <= model.bytes() / 8 * 7
 }
 
 pub(crate) fn nonce() -> String {

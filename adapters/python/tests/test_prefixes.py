@@ -106,6 +106,23 @@ def test_a_receiver_compares_names_without_a_prefix(prefix: str) -> None:
         sync.Sender(weights(0)).delta(weights(1, prefix))
 
 
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."])
+def test_wrappers_of_inner_modules_are_left_out_within_names(tmp_path: Any, wrapper: str) -> None:
+    plain = {"embed.weight": torch.zeros(2), "layers.0.mlp.w": torch.ones(3), "layers.1.w": torch.ones(3)}
+    names = ["embed.weight", f"{wrapper}layers.0.{wrapper}mlp.w", f"layers.{wrapper}1.w"]
+    wrapped = {name: tensor.clone() for name, tensor in zip(names, plain.values(), strict=True)}
+    store = Store(tmp_path / "s")
+    store.publish(plain)
+    with pytest.raises(gcodec.InputError, match=f"all names match without `{wrapper}`"):
+        Follower(store, wrapped, version=1)
+    follower = Follower(store, wrapped, version=1, strip_prefix=wrapper)
+    store.publish({name: tensor + 1 for name, tensor in plain.items()})
+    update = follower.stage()
+    assert update is not None and update.touched == names
+    update.commit(lambda patches: patches.apply_(wrapped))
+    assert all(torch.equal(a, b + 1) for a, b in zip(wrapped.values(), plain.values(), strict=True))
+
+
 def test_names_that_are_the_same_without_the_prefix_are_refused(tmp_path: Any) -> None:
     store = Store(tmp_path / "s")
     store.publish(weights(0))
@@ -117,8 +134,8 @@ def test_names_that_are_the_same_without_the_prefix_are_refused(tmp_path: Any) -
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda w: w | {"head.weight": w["w"]}, "has no tensor \"head.weight\""),
-        (lambda w: {n: t for n, t in w.items() if n != "b"}, "\"b\" of the version is missing"),
+        (lambda w: w | {"head.weight": w["w"]}, "not in the version: \"head.weight\""),
+        (lambda w: {n: t for n, t in w.items() if n != "b"}, "missing: \"b\""),
         (lambda w: w | {"b": w["b"].astype(np.float16)}, r'"b" is f16 \[3\], in the version f32 \[3\]'),
         (lambda w: w | {"b": w["b"].reshape(1, 3)}, r'"b" is f32 \[1, 3\], in the version f32 \[3\]'),
         (lambda w: w | {"b": w["b"] + 1}, '"b"'),

@@ -85,6 +85,7 @@ def test_state_that_is_no_tensor_is_refused_by_its_name(value: Any, tmp_path: An
         lambda: sync.Sender({"w": W}).delta(state),
         lambda: sync.Receiver(state),
         lambda: Store(tmp_path / "s").publish(state),
+        lambda: gcodec.decode(gcodec.encode({"w": W}, "lossless"), like=state),
     ):
         with pytest.raises(TypeError, match=r"0\._extra_state(\.cache|\.1)? is a \w+: give tensors .*leave out"):
             call()

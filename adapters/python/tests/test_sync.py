@@ -209,6 +209,19 @@ def test_a_sender_refuses_other_tensors() -> None:
     assert sender.version == 0
 
 
+def test_weights_of_any_strides() -> None:
+    old = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+    new = old.clone()
+    new[1, 2, 3] += 1
+    sender = sync.Sender({"w": old.to(memory_format=torch.channels_last)})
+    delta = sender.delta({"w": new.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)})
+    for data in (delta, sender.anchor()):
+        held = {"w": old.to(memory_format=torch.channels_last)}
+        receiver = sync.Receiver(held)
+        assert receiver.stage(data).commit() == 1
+        assert torch.equal(held["w"], new) and not held["w"].is_contiguous()
+
+
 def test_numpy_weights() -> None:
     weights = {"w": np.arange(100, dtype=np.float32)}
     sender, receiver = sync.Sender(weights, 3), sync.Receiver({"w": weights["w"].copy()}, 3)

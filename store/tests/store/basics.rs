@@ -239,9 +239,12 @@ fn tensors_are_held_only_as_their_version() {
     let prefixed: Vec<_> = weights(2).into_iter().map(|(n, t)| (format!("module.{n}"), t)).collect();
     for (wrong, parts) in [
         (weights(3), vec!["other elements than in version 2", "\"embed\""]),
-        (missing.clone(), vec!["\"empty\" of the version is missing"]),
+        (missing.clone(), vec!["missing: \"empty\""]),
         ([missing.clone(), missing].concat(), vec!["two tensors have the name \"embed\""]),
-        ([weights(2), vec![("x".into(), weights(2)[0].1.clone())]].concat(), vec!["has no tensor \"x\""]),
+        (
+            [weights(2), vec![("x".into(), weights(2)[0].1.clone())]].concat(),
+            vec!["not in the version: \"x\""],
+        ),
         (retyped, vec!["\"layer.0.bias\" is f32 [3], in the version f32 [30]"]),
         (prefixed, vec!["not those of version 2", "(6 tensors)", "all names match without `module.`"]),
     ] {

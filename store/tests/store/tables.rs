@@ -165,6 +165,16 @@ fn a_model_that_is_mostly_new_begins_a_chain() {
     for (name, _) in &mut weights[..3] {
         name.insert_str(0, "model.");
     }
+    // Two thirds are worth a delta.
+    let mut two_thirds = base();
+    two_thirds.insert(0, named("b.weight", noise(5, Dtype::F32, &[100, 100])));
+    let other = open(&memory());
+    let mut others = Publisher::new(&other, Policy::default()).unwrap();
+    put(&mut others, &two_thirds);
+    two_thirds[0].0.push('2');
+    two_thirds[1].0.push('2');
+    let published = put(&mut others, &two_thirds);
+    assert!(published.delta_bytes < Some(90_000) && published.anchor_bytes.is_none(), "{published:?}");
     let published = put(&mut publisher, &weights);
     assert!(published.anchor_bytes.is_some() && published.delta_bytes.is_none());
     // What is the same is not touched, although it came from an anchor.

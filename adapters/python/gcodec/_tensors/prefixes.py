@@ -7,7 +7,15 @@ from collections.abc import Collection, Iterable
 from gcodec.errors import InputError
 
 _KNOWN = ("module.", "_orig_mod.", "model.")
-_PREFIXES = (*_KNOWN, *(f"{one}{other}" for one in _KNOWN for other in _KNOWN if one != other))
+# Modules that wrappers of PyTorch also put around inner modules.
+_WITHIN = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_PREFIXES = (*_KNOWN, *_WITHIN[1:], *(f"{one}{other}" for one in _KNOWN for other in _KNOWN if one != other))
+
+
+def short(name: str, prefix: str) -> str:
+    """Returns a name without a prefix, if it has it. Those of wrappers are left out within names, too."""
+    rest = name.removeprefix(prefix)
+    return rest.replace(f".{prefix}", ".") if prefix in _WITHIN else rest
 
 
 def counterparts(names: Iterable[str], here: Collection[str], prefix: str) -> dict[str, str]:
@@ -24,11 +32,11 @@ def counterparts(names: Iterable[str], here: Collection[str], prefix: str) -> di
     plain = {name: name for name in here}
     without: dict[str, str] = {}
     for name in here:
-        if without.setdefault(name.removeprefix(prefix), name) != name:
-            raise InputError(f"without {prefix!r}, two tensors have the name {name.removeprefix(prefix)!r}")
+        if without.setdefault(short(name, prefix), name) != name:
+            raise InputError(f"without {prefix!r}, two tensors have the name {short(name, prefix)!r}")
     for known, cut in ((plain, False), (without, False), (plain, True), (without, True)):
-        short = {name: name.removeprefix(prefix) if cut else name for name in names}
-        found = {name: known[key] for name, key in short.items() if key in known}
+        keys = {name: short(name, prefix) if cut else name for name in names}
+        found = {name: known[key] for name, key in keys.items() if key in known}
         if len(found) > len(best) and len(set(found.values())) == len(found):
             best = found
     return best
@@ -40,6 +48,7 @@ def hint(names: Iterable[str], here: Collection[str], advice: str = "give strip_
     names = list(names)
     if not here or not names:
         return ""
+    # If one side has a prefix before all names, the order of the names is the same.
     one, other = sorted((min(here), min(names)), key=len)
     first = other[: len(other) - len(one)]
     for prefix in ([first] if first.endswith(".") else []) + list(_PREFIXES):

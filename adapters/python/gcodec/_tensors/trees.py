@@ -107,6 +107,7 @@ def rebuild(like: Any, leaf: Callable[[str, Any], Any], path: tuple[str, ...] = 
         return None
     children = _children(like)
     if children is None:
-        raise TypeError(f"`like` holds a {type(like).__name__}: use tensors and containers of tensors")
+        at = ".".join(path) or "the tree"
+        raise TypeError(f"{at} of `like` is a {type(like).__name__}: use tensors and containers of tensors, and leave it out")
     parts, build = children
     return build([rebuild(child, leaf, (*path, key)) for key, child in parts])
