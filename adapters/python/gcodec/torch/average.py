@@ -19,6 +19,7 @@ from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, some
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.scaling import scale_of
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
 
@@ -77,11 +78,11 @@ class Average:
             InputError: a gradient is missing or does not fit, or a rank cannot compress. All ranks raise;
                 their gradients are then NaN and their residuals unchanged.
         """
-        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        scale = scale_of(self.scaler)
         error: Exception | None = None
         try:
             taken = gradients_of(self._parameters) if gradients is None else _checked(gradients, self._parameters)
-        except InputError as e:
+        except Exception as e:
             # The other ranks wait for this one.
             taken, error = {}, e
         device = next((gradient.device for gradient in taken.values()), torch.device("cpu"))
@@ -117,7 +118,11 @@ def average(
         held: names of gradients of which this rank sends nothing. Default: those that are zero everywhere.
     """
     if held is None:
-        held = unused(gradients)
+        held = []
+        try:
+            held = unused(gradients)
+        except Exception as e:
+            error = error or e
     replace_by(
         gradients,
         lambda: exchange.mean(dict(gradients), device=device, held=held, scale=scale, error=error, provisional=provisional),

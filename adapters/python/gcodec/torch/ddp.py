@@ -14,12 +14,14 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
 from gcodec.torch.average import average, replace_by, sparse, unused
+from gcodec.torch.backward import raise_after_backward
 from gcodec.torch.buckets import Buckets
 from gcodec.torch.exchange import USED, Exchange, Started
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.scaling import scale_of
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
 
@@ -122,17 +124,20 @@ class State:
         devices = [buffer.device] if buffer.device.type != "cpu" else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._waiting.append((future, buffer))
-        error, gradients = None, {}
+        error: Exception | None = None
+        gradients: dict[str, torch.Tensor] = {}
+        held: list[str] = []
         try:
             gradients = self._collected(bucket, buffer)
-        except InputError as e:
+            held = unused(gradients) if self._divides else []
+        except Exception as e:
+            # The other ranks wait for this one.
             error = e
         self._gradients |= gradients
         self._error = self._error or error
         if self._divides and self._failed is None:
             try:
                 which = (bucket.index(), sum(parameter.numel() for parameter in bucket.parameters()))
-                held = unused(gradients)
                 started = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
                 self._parts.append(started)
             except BaseException as e:
@@ -142,7 +147,7 @@ class State:
             try:
                 self._exchange_all(buffer.device)
             except BaseException as e:
-                _raise_after_backward(e)
+                raise_after_backward(e)
             waiting = self._waiting
             self._forget()
             for other, filled in waiting:
@@ -156,7 +161,7 @@ class State:
             self._exchange.undo()
         self._forget()
         self._divides = device.type == "cpu" and self._exchange.divides
-        self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        self._scale = scale_of(self.scaler)
 
     def _collected(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns the gradients of a bucket by name, in the order of the model."""
@@ -194,18 +199,3 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     """The communication hook for DistributedDataParallel:
     `ddp.register_comm_hook(state, gcodec.torch.hook)`."""
     return state._take(bucket)
-
-
-def _raise_after_backward(error: BaseException) -> None:
-    """Raises at the end of the running backward pass.
-
-    An error that is raised by a hook leaves DistributedDataParallel in the middle of its step, and no further
-    step is possible. It ends its step in a callback of the backward pass that it adds after its last hook.
-    So this callback adds another one, which comes after that.
-    """
-    engine = torch.autograd.Variable._execution_engine
-
-    def raise_it() -> None:
-        raise error
-
-    engine.queue_callback(lambda: engine.queue_callback(raise_it))

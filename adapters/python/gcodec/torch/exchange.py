@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,21 +13,23 @@ import torch
 import torch.distributed as dist
 
 from gcodec import _native
+from gcodec._handshake import Tensors, check, greeting
 from gcodec._tensors.update import check_rules
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
+from gcodec.limits import Limits
 from gcodec.options import Chosen
 from gcodec.torch.contribution import Contribution
-from gcodec.torch.finite import NotFinite, is_finite
+from gcodec.torch.finite import NotFinite
 from gcodec.torch.frames import Frames, Part
-from gcodec.torch.handshake import check, greeting
 from gcodec.torch.index_sets import SETS, IndexSets
 from gcodec.torch.lgc import Lgc
-from gcodec.torch.names import Tensors, own
+from gcodec.torch.names import own
 from gcodec.torch.pairs import all_reals, joined
 from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.scaling import divided_all, scaled
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
 
@@ -162,9 +164,8 @@ class Exchange:
         self._ranks.use(device)
         self._meet()
         try:
-            tensors, dtypes = _divided_all(all_reals(tensors), scale)
-            mine = Contribution(tensors, self.step, held, scale, error, inner_steps)
-            means = self._scaled(self._means(mine), dtypes, scale)
+            mine, dtypes = self._contribution(tensors, held, scale, error, inner_steps)
+            means = self._means(mine, dtypes)
         except BaseException as e:
             self._take_back(e, start, known)
             raise
@@ -173,23 +174,28 @@ class Exchange:
         self._count(start, known)
         return joined(means, self._complex)
 
+    def _contribution(
+        self,
+        tensors: dict[str, torch.Tensor],
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
+        inner_steps: int = 0,
+    ) -> tuple[Contribution, dict[str, torch.dtype]]:
+        """Returns what this rank contributes, and the types of its tensors if they were divided by the
+        scale."""
+        dtypes: dict[str, torch.dtype] = {}
+        if error is None:
+            try:
+                tensors, dtypes = divided_all(all_reals(tensors), scale)
+            except Exception as e:
+                # The other ranks wait for this one.
+                error = e
+        return Contribution(tensors, self.step, held, scale, error, inner_steps), dtypes
+
     def _stage(self) -> Codec | str | Dgc | ScaleCom | SharedSet | Lgc:
         """Returns the codec of the next step."""
         return self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
-
-    def _scaled(
-        self, means: dict[str, torch.Tensor], dtypes: dict[str, torch.dtype], scale: float
-    ) -> dict[str, torch.Tensor]:
-        """Returns means in the scale and types of what was divided.
-
-        Raises:
-            NotFinite: a mean is not finite, and that is to be propagated.
-        """
-        for name, dtype in dtypes.items():
-            means[name] = (means[name] * scale).to(dtype)
-        if self._propagate and not all(map(is_finite, means.values())):
-            raise NotFinite
-        return means
 
     @property
     def divides(self) -> bool:
@@ -223,8 +229,8 @@ class Exchange:
         codec = self._stage()
         assert not isinstance(codec, SETS), "codecs with sets need all tensors"
         self._index_sets.leave()
-        tensors, dtypes = _divided_all(all_reals(tensors), scale)
-        part = self._frames.start(which, codec, Contribution(tensors, self.step, held, scale, error))
+        mine, dtypes = self._contribution(tensors, held, scale, error)
+        part = self._frames.start(which, codec, mine)
         self.profile.other += time.perf_counter() - start - (self._accounted() - known)
         return Started(part, dtypes, scale)
 
@@ -238,12 +244,20 @@ class Exchange:
         start, known = time.perf_counter(), self._accounted()
         means: dict[str, torch.Tensor] = {}
         waiting, sent = list(parts), []
+        failed: Exception | None = None
         try:
             while waiting:
                 started = waiting.pop(0)
                 streams = self._frames.finish(started.part)
                 sent.append(streams[self._ranks.rank])
-                means |= self._scaled(self._frames.mean_of(streams), started.dtypes, started.scale)
+                if failed is not None:
+                    continue
+                try:
+                    means |= scaled(self._frames.mean_of(streams), started.dtypes, started.scale, self._propagate)
+                except Exception as e:
+                    # Other ranks may have decoded it, and go on with the next part.
+                    failed = e
+            self._ranks.agree(failed, self._propagate)
         except BaseException as e:
             self._take_back(e, start, known)
             for started in waiting:
@@ -261,11 +275,15 @@ class Exchange:
             self.profile.skipped += 1
             self._count(start, known)
 
-    def _means(self, mine: Contribution) -> dict[str, torch.Tensor]:
+    def _means(self, mine: Contribution, dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
         codec = self._stage()
         if not isinstance(codec, SETS):
-            self._index_sets.leave()
-            return self._frames.mean(codec, mine)
+            error: Exception | None = None
+            try:
+                self._index_sets.leave()
+            except Exception as e:
+                error = e
+            return self._by_frames(codec, mine if error is None else replace(mine, error=error), dtypes)
         others = {name: tensor for name, tensor in mine.tensors.items() if name not in self._ruled}
         means = {}
         by_set = len(self._ruled) < len(self._tensors)
@@ -276,13 +294,18 @@ class Exchange:
                 mine = replace(mine, error=e)
         if self._ruled:
             framed = {name: tensor for name, tensor in mine.tensors.items() if name in self._ruled}
-            means = self._frames.mean("lossless", replace(mine, tensors=framed))
-            # The worker's step cannot be taken back once it is finished.
-            if self._propagate and not all(is_finite(mean * mine.scale) for mean in means.values()):
-                raise NotFinite
+            # First, because the worker's step cannot be taken back once it is finished.
+            means = self._by_frames("lossless", replace(mine, tensors=framed), dtypes)
         if by_set:
-            means |= self._index_sets.mean(codec, replace(mine, tensors=others))
+            by_set_only = {name: dtype for name, dtype in dtypes.items() if name not in self._ruled}
+            means |= scaled(self._index_sets.mean(codec, replace(mine, tensors=others)), by_set_only, mine.scale, self._propagate)
         return means
+
+    def _by_frames(self, codec: Codec | str | Dgc, mine: Contribution, dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
+        """Returns the mean of updates that travel as frames."""
+        streams = self._frames.gathered(codec, mine)
+        known = {name: dtype for name, dtype in dtypes.items() if name in mine.tensors}
+        return self._ranks.together(lambda: scaled(self._frames.mean_of(streams), known, mine.scale, self._propagate), self._propagate)
 
     def sent(self) -> dict[str, torch.Tensor]:
         """Returns this rank's last update, as receivers decode it."""
@@ -303,7 +326,7 @@ class Exchange:
         """Compares the settings of all ranks, before the first exchange."""
         if self._met:
             return
-        check([bytes(one) for one in self._ranks.gather(self.greeting())])
+        check(self._ranks.greetings(self.greeting()))
         self._met = True
 
     def greeting(self) -> bytes:
@@ -315,6 +338,7 @@ class Exchange:
             rules=[(glob, spec_of(rule)) for glob, rule in self._rules.items()],
             feedback=self.feedback is not None,
             non_finite=self._options.non_finite,
+            limits=asdict(self._options.limits or Limits()),
             step=self.step,
         )
 
@@ -394,17 +418,3 @@ def _text(codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule) -> A
         return codec.settings
     return str(codec) if isinstance(codec, SETS) else spec_of(codec)
 
-
-def _divided_all(
-    tensors: dict[str, torch.Tensor], scale: float
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.dtype]]:
-    """Returns the quotients, and the types of the tensors unless the scale is 1."""
-    if scale == 1:
-        return tensors, {}
-    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    return {name: _divided(tensor, scale) for name, tensor in tensors.items()}, dtypes
-
-
-def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:
-    """Returns a quotient: in place, or in f32 for a narrow type, in which it might vanish."""
-    return tensor.div_(by) if tensor.dtype in (torch.float32, torch.float64) else tensor.float() / by

@@ -8,6 +8,9 @@ import torch
 class NotFinite(Exception):
     """A rank's tensors are not finite, or the mean is not: no rank gets a mean."""
 
+    kind = "non_finite"
+    """As of an `InputError` for the same reason."""
+
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all elements are finite."""

@@ -48,13 +48,13 @@ class Frames:
         # Bytes of the longest frames of each part in its last step.
         self._longest: dict[tuple[int, int], int] = {}
 
-    def mean(self, codec: Codec | str | Dgc, mine: Contribution) -> dict[str, torch.Tensor]:
-        """Returns the mean over all ranks. mine: this rank's contribution."""
+    def gathered(self, codec: Codec | str | Dgc, mine: Contribution) -> list[memoryview]:
+        """Returns the streams of all ranks, for `mean_of`. mine: this rank's contribution."""
         head, frames, error = self._made(codec, mine)
         sizes = self._ranks.sizes(len(frames), error, self._propagate)
         streams = self._ranks.gather_frames(head, frames, sizes)
         self.sent = [streams[self._ranks.rank]]
-        return self.mean_of(streams)
+        return streams
 
     def start(self, which: tuple[int, int], codec: Codec | str | Dgc, mine: Contribution) -> Part:
         """Begins to send a part of a step. which: as in `Exchange.start`. mine: this rank's contribution."""

@@ -10,7 +10,6 @@ With `replicas=group`, gradients are compressed between the replicas of a hybrid
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
@@ -18,24 +17,19 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from gcodec import _native
-from gcodec._tensors.update import PART_BYTES, check_rules, native_update
-from gcodec.codecs import Codec, numbered, spec_of
+from gcodec._tensors.update import check_rules
+from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError
-from gcodec.feedback import Dgc, Feedback
-from gcodec.header import UpdateHeader
-from gcodec.limits import Limits
+from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
-from gcodec.reduction import reduce
-from gcodec.shards import Place
-from gcodec.torch.exchange import Exchange
-from gcodec.torch.finite import NotFinite, is_finite
-from gcodec.torch.handshake import check, greeting
+from gcodec.torch.backward import raise_after_backward
+from gcodec.torch.finite import NotFinite
+from gcodec.torch.fsdp_modules import Replicated, Scattered
 from gcodec.torch.index_sets import SETS
-from gcodec.torch.names import Tensors, described, plain
-from gcodec.torch.ranks import Profile, Ranks
+from gcodec.torch.names import plain
+from gcodec.torch.ranks import Profile
+from gcodec.torch.scaling import scale_of
 from gcodec.torch.schedule import Schedule
 
 USED = ("rules", "feedback", "non_finite", "limits")
@@ -52,8 +46,8 @@ class Sharded:
     With `replicas`, `fully_shard` gets the mesh of one replica; its reduce-scatter is not compressed, but the
     mean over the replicas is. This suits replicas with slow links between them.
 
-    If a gradient of a rank is not finite, all gradients of the module become NaN on all ranks, and residuals
-    are those before the step: skip the step. An error of one rank is raised on all ranks.
+    If a gradient of a rank is not finite, or a mean, all gradients of the module become NaN on all ranks, and
+    residuals are those before the step: skip the step. An error of one rank is raised on all ranks.
 
     `state_dict()` and `load_state_dict()` make it a `Stateful` of `torch.distributed.checkpoint`: put it
     into the checkpoint's dict beside model and optimizer. Residuals belong to a rank, so a checkpoint is
@@ -66,6 +60,7 @@ class Sharded:
         options: see `gcodec.Options`. Used: rules (by the names of parameters; each must match one),
             feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
             `propagate`), limits.
+        scaler: the `GradScaler` of the loss, as in `State`. Default: None, no loss scaling.
         replicas: the group of the ranks that hold the same shard. Default: None.
 
     Raises:
@@ -77,6 +72,7 @@ class Sharded:
         model: torch.nn.Module,
         codec: Codec | str,
         *,
+        scaler: torch.amp.GradScaler | None = None,
         replicas: dist.ProcessGroup | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -88,6 +84,10 @@ class Sharded:
             if spec_of(one).partition(":")[0] == "delta":
                 raise InputError("deltas have no mean: use another codec than delta")
         self.codec, self.options, self.replicas = codec, chosen, replicas
+        self.scaler = scaler
+        """The scaler of the loss."""
+        self.scale = 1.0
+        """The scale of the gradients of this step."""
         self.step, self.rank = 0, dist.get_rank()
         self.profile = Profile()
         """Times and traffic so far."""
@@ -97,19 +97,19 @@ class Sharded:
         if not named:
             raise InputError("the model has no module under fully_shard: call it before Sharded")
         check_rules("gcodec.torch.Sharded", chosen.rules or {}, [n for m in named.values() for n, _ in _managed(model, m)])
-        self._units: dict[str, _Scattered | _Replicated] = {}
+        self._units: dict[str, Scattered | Replicated] = {}
         for name, module in named.items():
             parameters = dict(_managed(model, module))
             if not parameters:
                 continue
             if replicas is None:
-                scattered = _Scattered(self, name, parameters)
+                scattered = Scattered(self, name, parameters)
                 module.set_custom_reduce_scatter(scattered)
                 if scattered.hybrid:
                     module.set_all_reduce_hook(scattered.after_all_reduce)
                 self._units[name] = scattered
             else:
-                replicated = _Replicated(self, name, parameters, replicas)
+                replicated = Replicated(self, name, parameters, replicas)
                 module.set_all_reduce_hook(replicated)
                 self._units[name] = replicated
 
@@ -121,6 +121,8 @@ class Sharded:
             self.step += 1
             self._skipped = False
             self._done.clear()
+        if not self._done:
+            self.scale = scale_of(self.scaler)
         self._done.add(name)
 
     def end(self, name: str, finite: bool) -> None:
@@ -129,6 +131,14 @@ class Sharded:
         if self._skipped:
             for done in self._done:
                 self._units[done].undo()
+
+    def fail(self, name: str, gradient: torch.Tensor, error: Exception) -> None:
+        """Takes the whole step back, which failed on all ranks at a module, and makes its gradient NaN. The
+        backward pass raises the error unless it is NotFinite."""
+        gradient.fill_(complex("nan+nanj") if gradient.is_complex() else float("nan"))
+        self.end(name, finite=False)
+        if not isinstance(error, NotFinite):
+            raise_after_backward(error)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's residuals and the step, by keys that differ from rank to rank."""
@@ -178,229 +188,3 @@ def _managed(model: torch.nn.Module, module: torch.nn.Module) -> Iterator[tuple[
         if parameter.requires_grad and id(parameter) not in seen:
             seen.add(id(parameter))
             yield names[id(parameter)], parameter
-
-
-class _Scattered:
-    """The reduce-scatter of one module, as `FSDPModule.set_custom_reduce_scatter` takes it."""
-
-    def __init__(self, state: Sharded, name: str, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        self._state, self._name, self._parameters = state, name, parameters
-        self._ranks: Ranks | None = None
-        first = next(iter(parameters.values()))
-        if not isinstance(first, DTensor):
-            raise InputError("the parameters are not DTensors: call fully_shard before Sharded")
-        # The last dimension of the mesh is the one of shards.
-        self._world = first.device_mesh.size(first.device_mesh.ndim - 1)
-        self.hybrid = first.device_mesh.ndim > 1
-        """Whether an all-reduce between replicas follows."""
-        self._parts = [dict(self._part(rank)) for rank in range(self._world)]
-        self._feedback = [Feedback() for _ in range(self._world)] if state.options.feedback else []
-
-    def _part(self, rank: int) -> Iterator[tuple[str, tuple[int, tuple[int, ...], Place]]]:
-        """Yields the part of each parameter that belongs to a rank: padded elements, shape and place."""
-        for name, parameter in self._parameters.items():
-            shape = tuple(parameter.shape)
-            if any(p.is_shard() and p.dim != 0 for p in parameter.placements):
-                raise InputError(f"{name!r} is sharded in another dimension than its first")
-            rows = -(-shape[0] // self._world)
-            start = min(rank * rows, shape[0])
-            own = (min(rows, shape[0] - start), *shape[1:])
-            yield name, (rows * math.prod(shape[1:]), own, (list(shape), [start] + [0] * (len(shape) - 1)))
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns memory for a gradient."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        """Sums the parts of all ranks that belong to this one."""
-        state = self._state
-        state.begin(self._name)
-        state.profile.exchanges += 1
-        ranks = self._meet(group, input_tensor.dtype)
-        ranks.use(input_tensor.device)
-        mean, error = op == dist.ReduceOp.AVG, None
-        if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
-            error = InputError("Sharded cannot be used with set_gradient_divide_factor")
-        expected = sum(padded for padded, _, _ in self._parts[0].values()) * self._world
-        if input_tensor.numel() != expected:
-            error = InputError(
-                f"the gradient of {self._name or 'the model'!r} has {input_tensor.numel()} elements, its parameters {expected}: "
-                "call set_reduce_scatter_unused_params(True) if some parameters have no gradient"
-            )
-        encoded: list[memoryview] = [memoryview(b"")] * self._world
-        if error is None:
-            try:
-                rows = input_tensor.view(self._world, -1)
-                encoded = [memoryview(self._encoded(rows[to], to, ranks)) for to in range(self._world)]
-            except Exception as e:
-                error = e  # type: ignore[assignment]
-        try:
-            ranks.sizes(0, error, state.options.non_finite == "propagate")
-        except NotFinite:
-            output_tensor.fill_(float("nan"))
-            state.profile.skipped += 1
-            state.end(self._name, finite=False)
-            return
-        except BaseException:
-            state.end(self._name, finite=False)
-            raise
-        total = reduce(ranks.swap(encoded), mean=mean, limits=state.options.limits or Limits()).tensors("torch")
-        at, finite = 0, True
-        output_tensor.zero_()
-        for name, (padded, _, _) in self._parts[ranks.rank].items():
-            one = total[name].reshape(-1)
-            output_tensor[at : at + one.numel()].copy_(one)
-            finite = finite and is_finite(one)
-            at += padded
-        state.end(self._name, finite)
-
-    def after_all_reduce(self, reduced: torch.Tensor) -> None:
-        """Takes the step back if another replica has a number that is not finite."""
-        if not is_finite(reduced):
-            self._state.end(self._name, finite=False)
-
-    def _encoded(self, row: torch.Tensor, to: int, ranks: Ranks) -> _native.Encoded:
-        """Returns the frames of the part that belongs to a rank."""
-        state, at = self._state, 0
-        tensors, places = {}, {}
-        for name, (padded, shape, place) in self._parts[to].items():
-            tensors[name] = row[at : at + math.prod(shape)].view(shape)
-            places[name] = place
-            at += padded
-        number = state.number() * self._world + to
-        options = replace(
-            state.options,
-            rules={glob: numbered(rule, number) for glob, rule in (state.options.rules or {}).items()},
-            feedback=self._feedback[to] if self._feedback else None,
-            header=UpdateHeader(step=state.step, sender=ranks.rank, world=ranks.world),
-            non_finite=None if state.options.non_finite == "propagate" else state.options.non_finite,
-        )
-        codec = numbered(state.codec, number)
-        update = native_update("gcodec.torch", tensors, codec, options, provisional=True, shards=places)
-        return _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
-
-    def _meet(self, group: dist.ProcessGroup, dtype: torch.dtype) -> Ranks:
-        """Compares the settings of the ranks, before the first exchange."""
-        if self._ranks is None:
-            ranks = Ranks(group)
-            ranks.profile = self._state.profile
-            check([bytes(one) for one in ranks.gather(_greeting(self._state, self._parameters, ranks.world, dtype))])
-            self._ranks = ranks
-        return self._ranks
-
-    def commit(self) -> None:
-        """Accepts the change of the residuals."""
-        for feedback in self._feedback:
-            feedback._native.commit()
-
-    def undo(self) -> None:
-        """Restores the residuals from before the step."""
-        for feedback in self._feedback:
-            feedback._native.undo()
-
-    def residuals(self) -> dict[str, torch.Tensor]:
-        """Returns the residuals, zeros where there are none yet."""
-        out: dict[str, torch.Tensor] = {}
-        for to, feedback in enumerate(self._feedback):
-            have = feedback.state_dict("torch")
-            for name, (_, shape, _) in self._parts[to].items():
-                out[f"to{to}.{name}"] = have[name] if name in have else torch.zeros(shape)
-        return out
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restores residuals."""
-        for to, feedback in enumerate(self._feedback):
-            feedback.load_state_dict({name: state[f"to{to}.{name}"] for name in self._parts[to]})
-
-
-class _Replicated:
-    """The mean over replicas of one module's shard."""
-
-    def __init__(
-        self, state: Sharded, name: str, parameters: Mapping[str, torch.nn.Parameter], group: dist.ProcessGroup
-    ) -> None:
-        self._state, self._name = state, name
-        self._locals = {n: p.to_local() for n, p in parameters.items() if isinstance(p, DTensor)}
-        self._padded = {n: _rows(p) * math.prod(p.shape[1:]) for n, p in parameters.items()}
-        options = replace(state.options, rules=_matching(state.options.rules, self._locals))
-        described_here: Tensors = described(self._locals)
-        self._exchange = Exchange("gcodec.torch.Sharded", state.codec, options, described_here, group, 0)
-        self._exchange.share(state.profile)
-
-    def __call__(self, reduced: torch.Tensor) -> None:
-        """Replaces the gradient of this rank's shard by its mean over the replicas."""
-        state, at = self._state, 0
-        state.begin(self._name)
-        gradients = {}
-        for name, local in self._locals.items():
-            gradients[name] = reduced[at : at + local.numel()].view(local.shape).to(local.dtype)
-            at += self._padded[name]
-        error = None
-        if at != reduced.numel():
-            error = InputError(
-                f"the gradient of {self._name or 'the model'!r} has {reduced.numel()} elements, its parameters {at}: "
-                "call set_reduce_scatter_unused_params(True) if some parameters have no gradient"
-            )
-        try:
-            means = self._exchange.mean(gradients, device=reduced.device, error=error, provisional=True)
-        except NotFinite:
-            reduced.fill_(float("nan"))
-            state.end(self._name, finite=False)
-            return
-        at = 0
-        for name, local in self._locals.items():
-            reduced[at : at + local.numel()].copy_(means[name].reshape(-1))
-            at += self._padded[name]
-        state.end(self._name, finite=True)
-
-    def commit(self) -> None:
-        """Accepts the change of the residuals."""
-        self._exchange.commit()
-
-    def undo(self) -> None:
-        """Restores the residuals from before the step."""
-        self._exchange.undo()
-
-    def residuals(self) -> dict[str, torch.Tensor]:
-        """Returns the residuals, zeros where there are none yet."""
-        feedback = self._exchange.feedback
-        if feedback is None:
-            return {}
-        have = feedback.state_dict("torch")
-        return {f"mean.{n}": have[n] if n in have else torch.zeros(x.shape) for n, x in self._locals.items()}
-
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restores residuals."""
-        if self._exchange.feedback is not None:
-            self._exchange.feedback.load_state_dict({key.removeprefix("mean."): x for key, x in state.items()})
-        self._exchange.step = self._state.step
-
-
-def _rows(parameter: torch.nn.Parameter) -> int:
-    """Returns the rows of each rank's part, with padding."""
-    if not isinstance(parameter, DTensor):
-        raise InputError("the parameters are not DTensors: call fully_shard before Sharded")
-    shards: int = parameter.device_mesh.size(parameter.device_mesh.ndim - 1)
-    return -(-int(parameter.shape[0]) // shards)
-
-
-def _matching(rules: Mapping[str, Any] | None, names: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rules that match a name; those of other modules stay out."""
-    from fnmatch import fnmatchcase
-
-    return {glob: rule for glob, rule in (rules or {}).items() if any(fnmatchcase(name, glob) for name in names)}
-
-
-def _greeting(state: Sharded, parameters: Mapping[str, torch.nn.Parameter], world: int, dtype: torch.dtype) -> bytes:
-    tensors: Tensors = {name: (str(dtype), tuple(p.shape)) for name, p in parameters.items()}
-    return greeting(
-        tensors,
-        world=world,
-        codec=spec_of(state.codec),
-        rules=[(glob, spec_of(rule)) for glob, rule in (state.options.rules or {}).items()],
-        feedback=bool(state.options.feedback),
-        non_finite=state.options.non_finite,
-        step=state.step,
-    )

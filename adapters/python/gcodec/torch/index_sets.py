@@ -88,16 +88,24 @@ class IndexSets:
 
     def _by_sum(self, worker: Any, index_set: bytearray, scale: float) -> dict[str, torch.Tensor]:
         """Returns the mean of values on a leader's set, which ranks sum by an all-reduce."""
-        start = time.perf_counter()
-        values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
-        self._ranks.profile.coding += time.perf_counter() - start
-        mean = self._ranks.mean_of(values)
-        if self._propagate and not is_finite(mean * scale):
-            raise NotFinite
+
+        def taken() -> torch.Tensor:
+            start = time.perf_counter()
+            values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
+            self._ranks.profile.coding += time.perf_counter() - start
+            return values
+
+        mean = self._ranks.mean_of(self._ranks.together(taken, self._propagate))
+        self._check(mean * scale)
         start = time.perf_counter()
         out = {name: convert(tensor, "torch") for name, tensor in worker.finish(given({"mean": mean}))}
         self._ranks.profile.coding += time.perf_counter() - start
         return out
+
+    def _check(self, *means: torch.Tensor) -> None:
+        """Raises NotFinite if a mean is not finite, and that is to be propagated."""
+        if self._propagate and not all(map(is_finite, means)):
+            raise NotFinite
 
     def _by_updates(self, worker: Any, index_set: bytearray, scale: float) -> dict[str, torch.Tensor]:
         """Returns the mean of updates on a leader's set, which travel as frames."""
@@ -114,12 +122,16 @@ class IndexSets:
         frames = memoryview(update)
         sizes = self._ranks.sizes(len(frames), error, self._propagate)
         streams = self._ranks.gather_frames(b"", frames, sizes)
-        start = time.perf_counter()
-        means = {name: convert(tensor, "torch") for name, tensor in worker.mean(streams, self._limits)}
-        if self._propagate and not all(is_finite(mean * scale) for mean in means.values()):
-            raise NotFinite
+
+        def decoded() -> dict[str, torch.Tensor]:
+            start = time.perf_counter()
+            means = {name: convert(tensor, "torch") for name, tensor in worker.mean(streams, self._limits)}
+            self._check(*(mean * scale for mean in means.values()))
+            self._ranks.profile.coding += time.perf_counter() - start
+            return means
+
+        means = self._ranks.together(decoded, self._propagate)
         worker.finish()
-        self._ranks.profile.coding += time.perf_counter() - start
         return means
 
     def _share_model(self, worker: _native.Lgc | None, error: Exception | None) -> None:
@@ -133,7 +145,7 @@ class IndexSets:
         size = self._ranks.sizes(len(model), error, self._propagate)[0]
         shared = bytes(self._ranks.broadcast(memoryview(model), size, 0))
         assert worker is not None, "an error is raised on all ranks"
-        worker.set_model(shared)
+        self._ranks.together(lambda: worker.set_model(shared), self._propagate)
         self.model = shared
 
     def leave(self) -> None:

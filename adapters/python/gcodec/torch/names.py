@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
+from gcodec._handshake import Tensors
 from gcodec._tensors.dlpack import local
 from gcodec.errors import InputError
 from gcodec.shards import place_of
 
 # Modules that torch.compile and activation checkpointing put around a module, as they appear in names.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
-
-Tensors = dict[str, tuple[str, tuple[int, ...]]]
-"""Element types and shapes of tensors, by name."""
-
 
 def plain(name: str) -> str:
     """Returns a parameter's name without the parts that wrappers add."""

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from gcodec.errors import InputError
 from gcodec.torch.finite import NotFinite
 
 # Sizes that say why a rank sends nothing.
 _FAILED, _NOT_FINITE = -1, -2
+# The work of a rank, for messages.
+_COMPRESS, _FINISH = "compress its tensors", "decode the updates of this step"
 # Bytes of an error's text that other ranks get.
 _TEXT = 2000
+# Bytes of a first message, at most.
+_GREETING = 1 << 28
+# How long a rank waits for the others in its first step. The timeout of a group, often half an hour, is for
+# ranks that train already.
+_FIRST_WAIT_NAME = "GCODEC_FIRST_STEP_SECONDS"
+_FIRST_WAIT = timedelta(seconds=float(os.environ.get(_FIRST_WAIT_NAME, "60")))
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -97,19 +112,41 @@ class Ranks:
             Exception: `error`, or an InputError with the text of another rank's.
         """
         sizes = self._numbers(_said(size, error, propagate))
-        self._raise_if_one_failed(sizes, error)
+        self._raise_if_one_failed(sizes, error, _COMPRESS)
         return sizes
 
-    def _raise_if_one_failed(self, sizes: list[int], error: Exception | None) -> None:
-        """Raises on all ranks if the number of one says that it sends nothing."""
+    def agree(self, error: Exception | None, propagate: bool, doing: str = _FINISH) -> None:
+        """Compares whether all ranks have finished a part of their work, so that all raise if one has not.
+
+        Raises:
+            NotFinite, Exception: as `sizes`.
+        """
+        self._raise_if_one_failed(self._numbers(_said(0, error, propagate)), error, doing)
+
+    def together(self, work: Callable[[], T], propagate: bool) -> T:
+        """Returns the result of work that needs no other rank. If it raises on one rank, all ranks raise.
+
+        Raises:
+            NotFinite, Exception: as `sizes`.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as e:
+            error = e
+        self.agree(error, propagate)
+        return cast(T, result)
+
+    def _raise_if_one_failed(self, sizes: list[int], error: Exception | None, doing: str) -> None:
+        """Raises on all ranks if the number of one says that it sends nothing. doing: what it could not do."""
         if _FAILED in sizes:
             failed = sizes[self.rank] == _FAILED
-            texts = self.gather(str(error).encode()[:_TEXT] if failed else b"")
+            texts = self.gather((str(error) or type(error).__name__).encode()[:_TEXT] if failed else b"")
             if error is not None and failed:
                 raise error
             rank = sizes.index(_FAILED)
             text = bytes(texts[rank]).decode(errors="replace")
-            raise InputError(f"rank {rank} could not compress its tensors: {text}")
+            raise InputError(f"rank {rank} could not {doing}: {text}")
         if _NOT_FINITE in sizes:
             raise NotFinite from error
 
@@ -148,12 +185,44 @@ class Ranks:
         Raises:
             NotFinite, Exception: as `sizes`.
         """
-        self._raise_if_one_failed(sizes, sending.error)
+        self._raise_if_one_failed(sizes, sending.error, _COMPRESS)
         rest = [max(size - sending.room, 0) for size in sizes]
         self.profile.sent += sizes[self.rank] - rest[self.rank]
         rests = self.gather_frames(b"", sending.frames[sending.room :], rest)
         messages = zip(sending.messages, sizes, rests, strict=True)
         return [memoryview(b"".join((head, one[8 : 8 + min(size, sending.room)], more))) for one, size, more in messages]
+
+    def greetings(self, mine: bytes) -> list[bytes]:
+        """Returns the first message of each rank.
+
+        Raises:
+            InputError: a rank does not send one in time, or sends something else.
+        """
+        try:
+            sizes = [int(one) for one in self._timed(torch.tensor([len(mine)], dtype=torch.int64))]
+            if not all(0 < size <= _GREETING for size in sizes):
+                raise RuntimeError("a rank sends something else")
+            padded = torch.frombuffer(bytearray(mine).ljust(max(sizes), b"\0"), dtype=torch.uint8)
+            return [bytes(one.tolist())[:size] for one, size in zip(self._timed(padded), sizes, strict=True)]
+        except RuntimeError as e:
+            raise InputError(
+                f"rank {self.rank} of {self.world} has no first message from the other ranks: {e}. Probably a rank does not "
+                "exchange in this step: its model has no hook or no Average, it raised an error or ended before, or it skipped "
+                f"the step. A rank waits for {_FIRST_WAIT.total_seconds():.0f} seconds in its first step; the environment variable "
+                f"{_FIRST_WAIT_NAME} is another number, for ranks that begin later"
+            ) from e
+
+    def _timed(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Returns a tensor of each rank, as `same`, within the time of the first step."""
+        mine = mine.to(self._device)
+        everyone = [torch.empty_like(mine) for _ in range(self.world)]
+        group = dist.group.WORLD if self.group is None else self.group
+        options = AllgatherOptions()
+        options.timeout = _FIRST_WAIT
+        work = group.allgather([everyone], [mine], options)
+        if work is not None:
+            work.wait()
+        return [one.cpu() for one in everyone]
 
     def gather(self, data: bytes) -> list[memoryview]:
         """Returns the bytes of all ranks, in their order."""
