@@ -31,7 +31,8 @@ from gcodec.options import Options, resolve
 from gcodec.torch.average import average, gradients_of
 from gcodec.torch.exchange import USED, Exchange
 from gcodec.torch.index_sets import SETS
-from gcodec.torch.names import described, own, parameters_of
+from gcodec.torch.members import Members
+from gcodec.torch.names import described, own
 from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.schedule import Schedule
 
@@ -75,11 +76,10 @@ class Average:
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
         if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"{where} takes no {type(codec).__name__}, which depends on the number of ranks: use gcodec.TopK")
-        self._manager, self._group, self._parameters = manager, group, parameters_of(model)
-        self._device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
+        self._manager, self._group, self._members = manager, group, Members(model)
+        self._device = next((p.device for p in self._members.known.values()), torch.device("cpu"))
         self._ranks = _Quorum(group)
-        self._tensors = described(self._parameters)
-        self._exchange = Exchange(where, codec, chosen, self._tensors, self._ranks, profile)
+        self._exchange = Exchange(where, codec, chosen, described(self._members.known), self._ranks, profile)
         # The step whose change of the residuals waits for its commit.
         self._open: int | None = None
 
@@ -110,16 +110,19 @@ class Average:
         self._open = manager.current_step()
 
     def _average(self) -> None:
-        taken, error = {}, None
+        taken: dict[str, torch.Tensor] = {}
+        error: Exception | None = None
         try:
-            taken = gradients_of(self._parameters)
-        except InputError as e:
+            if self._members.join():
+                self._exchange.extend(described(self._members.known))
+            taken = gradients_of(self._members.known)
+        except Exception as e:
             error = e
-        held = None
-        if not self._manager.is_participating():
-            # This replica gets its parameters from another one in this step.
-            held = list(taken)
-        average(self._exchange, taken, device=self._device, error=error, held=held, provisional=True)
+        # A replica that does not participate gets its parameters from another one in this step.
+        silent = not self._manager.is_participating()
+        average(
+            self._exchange, taken, device=self._device, error=error, parameters=self._members.known, silent=silent, provisional=True
+        )
         if (participants := self._manager.num_participants()) != self._ranks.world:
             for gradient in taken.values():
                 gradient *= self._ranks.world / participants
@@ -128,13 +131,14 @@ class Average:
         """Finds this replica's place, and compares the settings. Replicas may have changed since the last
         step."""
         exchange, ranks = self._exchange, self._ranks
-        ranks.world = self._group.size()
+        world = self._group.size()
+        ranks.place(ranks.rank, world)
         ranks.use(self._device)
         exchange.rejoin(self._manager.current_step(), met=True)
         nonce, digest = secrets.token_bytes(_NONCE), hashlib.blake2b(exchange.greeting(), digest_size=16).digest()
         mine = torch.frombuffer(bytearray(nonce + digest), dtype=torch.uint8)
         everyone = [bytes(one.tolist()) for one in ranks.same(mine)]
-        ranks.rank = next(rank for rank, one in enumerate(everyone) if one[:_NONCE] == nonce)
+        ranks.place(next(rank for rank, one in enumerate(everyone) if one[:_NONCE] == nonce), world)
         if any(one[_NONCE:] != digest for one in everyone):
             # The exchange compares the settings itself, and says what differs.
             exchange.rejoin(self._manager.current_step(), met=False)
@@ -161,7 +165,7 @@ class Average:
         Raises:
             InputError: the state is of another model. Nothing is changed.
         """
-        feedback, renamed = self._exchange.feedback, own(state, self._tensors)
+        feedback, renamed = self._exchange.feedback, own(state, described(self._members.known))
         if feedback is None and renamed:
             raise InputError("the state has residuals, but feedback is False: use the settings that saved it")
         self._settle()
@@ -175,6 +179,10 @@ class _Quorum(Ranks):
 
     def _place(self) -> tuple[int, int]:
         return 0, 1
+
+    def place(self, rank: int, world: int) -> None:
+        """Sets this replica's number, and the number of replicas."""
+        self._placed = (rank, world)
 
     def _backend(self) -> str:
         group: Any = self.group

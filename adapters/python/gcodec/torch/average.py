@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -16,7 +16,8 @@ from gcodec.options import Options, resolve
 from gcodec.torch.exchange import USED, Exchange
 from gcodec.torch.finite import NotFinite
 from gcodec.torch.lgc import Lgc
-from gcodec.torch.names import described, parameters_of, some
+from gcodec.torch.members import Members
+from gcodec.torch.names import described, some, trainable
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.scaling import scale_of
@@ -36,7 +37,9 @@ class Average:
         optimizer.step()
 
     A rank whose gradient of a parameter is None or zero everywhere sends nothing of that parameter and keeps
-    its residual. All ranks get a gradient of every parameter: zero if no rank has one.
+    its residual. All ranks get a gradient of every parameter of which a rank has one; those of the others stay
+    None. So parameters may be frozen later, and frozen ones may become trainable, on all ranks in the same
+    step.
 
     Args:
         model, codec, options, scaler, group, profile: as in `State`.
@@ -57,8 +60,8 @@ class Average:
     ) -> None:
         chosen = resolve("gcodec.torch.Average", USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
-        self._parameters = parameters_of(model)
-        self._exchange = Exchange("gcodec.torch.Average", codec, chosen, described(self._parameters), group, profile)
+        self._members = Members(model)
+        self._exchange = Exchange("gcodec.torch.Average", codec, chosen, described(self._members.known), group, profile)
         self.scaler = scaler
         """The scaler of the loss."""
 
@@ -80,53 +83,97 @@ class Average:
         """
         scale = scale_of(self.scaler)
         error: Exception | None = None
+        members, taken = self._members, {}
         try:
-            taken = gradients_of(self._parameters) if gradients is None else _checked(gradients, self._parameters)
+            self._join()
+            taken = gradients_of(members.known) if gradients is None else _checked(gradients, members.known)
         except Exception as e:
             # The other ranks wait for this one.
-            taken, error = {}, e
-        device = next((gradient.device for gradient in taken.values()), torch.device("cpu"))
-        average(self._exchange, taken, device=device, scale=scale, error=error)
+            error = e
+        device = next((parameter.device for parameter in members.known.values()), torch.device("cpu"))
+        average(self._exchange, taken, device=device, scale=scale, error=error, parameters=members.known, assign=gradients is None)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's residuals and step, for its part of a checkpoint."""
         return self._exchange.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Restores what `state_dict` returned on this rank.
 
+        strict: False drops residuals of parameters that the model has not or in another shape, and takes those
+        of another rank or number of ranks. Without its model, `Lgc` then begins its training again.
+
         Raises:
-            InputError: the state is of another model, codec, rank or number of ranks. Nothing is changed.
+            InputError: the state is of another codec, or, if strict, of another model, rank or number of ranks.
+                Nothing is changed.
         """
-        self._exchange.load_state_dict(state)
+        self._join()
+        self._exchange.load_state_dict(state, strict=strict)
+
+    def _join(self) -> None:
+        """Takes in parameters that have become trainable."""
+        if self._members.join():
+            self._exchange.extend(described(self._members.known))
 
 
 def average(
     exchange: Exchange,
-    gradients: Mapping[str, torch.Tensor],
+    gradients: dict[str, torch.Tensor],
     *,
     device: torch.device,
     scale: float = 1.0,
     error: Exception | None = None,
-    held: Collection[str] | None = None,
+    parameters: Mapping[str, torch.nn.Parameter] | None = None,
+    assign: bool = True,
+    silent: bool = False,
     provisional: bool = False,
 ) -> None:
     """Replaces gradients by their means over all ranks, or by NaN if there are none.
 
     Args:
         device, scale, error, provisional: as in `Exchange.mean`.
-        held: names of gradients of which this rank sends nothing. Default: those that are zero everywhere.
+        parameters: all parameters that ranks exchange, if gradients of some may be missing. A gradient that
+            another rank has is added. Default: None, no gradient is missing.
+        assign: whether added gradients also become those of their parameters.
+        silent: whether this rank sends nothing. It also sends no gradient that is zero everywhere.
     """
-    if held is None:
-        held = []
-        try:
-            held = unused(gradients)
-        except Exception as e:
-            error = error or e
-    replace_by(
-        gradients,
-        lambda: exchange.mean(dict(gradients), device=device, held=held, scale=scale, error=error, provisional=provisional),
-    )
+
+    def exchanged() -> dict[str, torch.Tensor]:
+        every = gradients
+        if parameters is not None:
+            every = _completed(exchange, gradients, parameters, device, assign)
+        held, failed = list(every), error
+        if not silent:
+            try:
+                held = unused(every)
+            except Exception as e:
+                failed = failed or e
+        return exchange.mean(dict(every), device=device, held=held, scale=scale, error=failed, provisional=provisional)
+
+    replace_by(gradients, exchanged)
+
+
+def _completed(
+    exchange: Exchange,
+    gradients: dict[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    device: torch.device,
+    assign: bool,
+) -> dict[str, torch.Tensor]:
+    """Returns a gradient of each parameter, zero where this rank has none. Those that another rank has are added
+    to `gradients`."""
+    somewhere = exchange.somewhere([name in gradients for name in parameters], device)
+    every = {}
+    for (name, parameter), is_somewhere in zip(parameters.items(), somewhere, strict=True):
+        gradient = gradients.get(name)
+        if gradient is None:
+            gradient = torch.zeros_like(parameter, requires_grad=False)
+            if is_somewhere:
+                gradients[name] = gradient
+                if assign:
+                    parameter.grad = gradient
+        every[name] = gradient
+    return every
 
 
 def replace_by(gradients: Mapping[str, torch.Tensor], exchanged: Callable[[], Mapping[str, torch.Tensor]]) -> None:
@@ -145,15 +192,15 @@ def replace_by(gradients: Mapping[str, torch.Tensor], exchanged: Callable[[], Ma
 
 
 def gradients_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Returns the gradients of parameters by name; one that is None becomes zero.
+    """Returns the gradients of parameters by name, without those that are None and those of frozen parameters.
 
     Raises:
         InputError: a gradient is sparse.
     """
     out = {}
     for name, parameter in parameters.items():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad is None or not parameter.requires_grad:
+            continue
         if parameter.grad.layout is not torch.strided:
             raise InputError(sparse(name))
         out[name] = parameter.grad
@@ -179,14 +226,14 @@ def unused(gradients: Mapping[str, torch.Tensor]) -> list[str]:
 
 def _checked(gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """Returns given gradients in the order of the parameters."""
-    if strange := set(gradients) ^ set(parameters):
+    if strange := (set(gradients) - set(parameters)) | (set(trainable(parameters)) - set(gradients)):
         raise InputError(f"the gradients are not those of the model's trainable parameters: {some(sorted(strange))} differ")
-    for name, parameter in parameters.items():
-        one = gradients[name]
+    for name, one in gradients.items():
+        parameter = parameters[name]
         if one.layout is not torch.strided:
             raise InputError(sparse(name))
         if one.shape != parameter.shape:
             raise InputError(f"the gradient of {name!r} has the shape {tuple(one.shape)}, its parameter {tuple(parameter.shape)}")
         if one.is_complex() != parameter.is_complex():
             raise InputError(f"the gradient of {name!r} is {one.dtype}, its parameter {parameter.dtype}")
-    return {name: gradients[name] for name in parameters}
+    return {name: gradients[name] for name in parameters if name in gradients}

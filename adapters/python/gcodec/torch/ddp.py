@@ -18,7 +18,8 @@ from gcodec.torch.backward import raise_after_backward
 from gcodec.torch.buckets import Buckets
 from gcodec.torch.exchange import USED, Exchange, Started
 from gcodec.torch.lgc import Lgc
-from gcodec.torch.names import described, parameters_of
+from gcodec.torch.members import Members
+from gcodec.torch.names import described
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.scaling import scale_of
@@ -73,11 +74,11 @@ class State:
     ) -> None:
         chosen = resolve("gcodec.torch.State", USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
-        parameters = parameters_of(model)
-        self._exchange = Exchange("gcodec.torch.State", codec, chosen, described(parameters), group, profile)
+        members = Members(model)
+        self._exchange = Exchange("gcodec.torch.State", codec, chosen, described(members.known), group, profile)
         self.scaler = scaler
         """The scaler of the loss."""
-        self._watch(parameters)
+        self._watch(members)
 
     @property
     def profile(self) -> Profile:
@@ -88,26 +89,40 @@ class State:
         """Returns this rank's residuals and step, for its part of a checkpoint."""
         return self._exchange.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Restores what `state_dict` returned on this rank.
 
+        strict: False drops residuals of parameters that the model has not or in another shape, and takes those
+        of another rank or number of ranks. Without its model, `Lgc` then begins its training again.
+
         Raises:
-            InputError: the state is of another model, codec, rank or number of ranks. Nothing is changed.
+            InputError: the state is of another codec, or, if strict, of another model, rank or number of ranks.
+                Nothing is changed.
         """
-        self._exchange.load_state_dict(state)
+        self._join()
+        self._exchange.load_state_dict(state, strict=strict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"exchange": self._exchange, "parameters": self._parameters}
+        return {"exchange": self._exchange, "members": self._members}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._exchange, self.scaler = state["exchange"], None
-        self._watch(state["parameters"])
+        self._watch(state["members"])
 
-    def _watch(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(parameters.items())}
-        self._buckets = Buckets()
+    def _watch(self, members: Members) -> None:
+        self._members, self._buckets = members, Buckets()
+        self._number()
         self._forget()
+
+    def _join(self) -> None:
+        """Takes in parameters that have become trainable."""
+        if self._members.join():
+            self._exchange.extend(described(self._members.known))
+            self._number()
+
+    def _number(self) -> None:
+        known = self._members.known
+        self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(known.items())}
 
     def _forget(self) -> None:
         """Begins a step."""
@@ -166,9 +181,14 @@ class State:
     def _collected(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns the gradients of a bucket by name, in the order of the model."""
         parameters = bucket.parameters()
-        unknown = [parameter for parameter in parameters if id(parameter) not in self._order]
-        if unknown:
-            raise InputError("a parameter of DistributedDataParallel is not in the model given to State: give it this model")
+        if any(id(parameter) not in self._order for parameter in parameters):
+            # They became trainable after this object was made, and before DistributedDataParallel was.
+            self._join()
+        if any(id(parameter) not in self._order for parameter in parameters):
+            raise InputError(
+                "a parameter of DistributedDataParallel is not in the model given to State: give it this model, and make State "
+                "again after parameters of the model are added or replaced"
+            )
         if buffer.layout is not torch.strided:
             raise InputError(sparse(self._order[id(parameters[0])][1]))
         pairs = sorted(zip(parameters, self._buckets.gradients(bucket), strict=True), key=lambda pair: self._order[id(pair[0])])
@@ -184,7 +204,7 @@ class State:
         if self._divides:
             replace_by(self._gradients, self._finished)
         else:
-            gradients = {name: self._gradients[name] for name in self._parameters if name in self._gradients}
+            gradients = {name: self._gradients[name] for name in self._members.known if name in self._gradients}
             average(self._exchange, gradients, device=device, scale=self._scale, error=self._error)
 
     def _finished(self) -> dict[str, torch.Tensor]:

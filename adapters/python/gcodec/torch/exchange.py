@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -26,11 +27,12 @@ from gcodec.torch.frames import Frames, Part
 from gcodec.torch.index_sets import SETS, IndexSets
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import own
-from gcodec.torch.pairs import all_reals, joined
+from gcodec.torch.pairs import all_reals, joined, reals
 from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.scaling import divided_all, scaled
 from gcodec.torch.schedule import Schedule
+from gcodec.torch.senders import check_codec, check_workers, text_of
 from gcodec.torch.sets import SharedSet
 
 USED = ("rules", "feedback", "non_finite", "limits")
@@ -75,11 +77,9 @@ class Exchange:
         self.step = 0
         stages = list(codec.stages.values()) if isinstance(codec, Schedule) else [codec]
         for stage in stages:
-            self._check_codec(stage)
+            check_codec(stage, options, tensors, self._ranks)
         check_rules(owner, self._rules, tensors)
-        self._complex = [name for name, (kind, _) in tensors.items() if kind.startswith("complex")]
-        # Tensors that a codec with sets leaves to codecs of their own.
-        self._ruled = {name for name in tensors if any(fnmatchcase(name, glob) for glob in self._rules)}
+        self._set_tensors(tensors)
         self._has_sets = any(isinstance(stage, SETS) for stage in stages)
         # The name of their residuals in a saved state.
         self._sets = "scalecom" if any(isinstance(stage, ScaleCom) for stage in stages) else "sets"
@@ -95,24 +95,41 @@ class Exchange:
         self._frames = Frames(options, self.feedback, self._ranks)
         self._index_sets = IndexSets(options, self.feedback, self._ranks)
 
-    def _check_codec(self, codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc) -> None:
-        world, feedback = self._ranks.world, self._options.feedback
-        if isinstance(codec, (Dgc, *SETS)) and isinstance(feedback, Feedback):
-            raise InputError(f"{type(codec).__name__} holds its own residuals: it takes no feedback")
-        if isinstance(codec, SETS):
-            if feedback is False:
-                raise InputError(f"{type(codec).__name__} needs its residuals: feedback cannot be False")
-        elif isinstance(codec, Dgc):
-            if self._rules:
-                raise InputError("Dgc takes no rules: it compresses every tensor in the same way")
-            own(codec.state_dict()["tensors"], self._tensors)
-            workers = codec.settings["workers"]
-            if codec.settings["clip"] is not None and workers != world:
-                raise InputError(f"Dgc clips for {workers} workers, and the group has {world}: set workers={world}")
-        else:
-            for one in (codec, *self._rules.values()):
-                if spec_of(one).partition(":")[0] == "delta":
-                    raise InputError("deltas have no mean: use another codec than delta")
+    def _set_tensors(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self._complex = [name for name, (kind, _) in tensors.items() if kind.startswith("complex")]
+        # Tensors that a codec with sets leaves to codecs of their own.
+        self._ruled = {name for name in tensors if any(fnmatchcase(name, glob) for glob in self._rules)}
+        self._digest = int.from_bytes(blake2b(repr(tensors).encode(), digest_size=7).digest(), "little")
+
+    def extend(self, tensors: Tensors) -> None:
+        """Exchanges more tensors from now on. tensors: all of them, in their order. Ranks do so together."""
+        if isinstance(self._codec, Lgc):
+            raise InputError("parameters became trainable, and Lgc learns those of its first step: make a new trainer with Lgc")
+        self._settings = (*self._settings[:3], tensors, *self._settings[4:])
+        self._set_tensors(tensors)
+
+    def somewhere(self, here: list[bool], device: torch.device) -> list[bool]:
+        """Returns whether a rank has each tensor. here: whether this rank has it.
+
+        Raises:
+            InputError: ranks do not have the same tensors.
+        """
+        ranks = self._ranks
+        ranks.use(device)
+        self._meet()
+        everyone = [one.tolist() for one in ranks.same(torch.tensor([self._digest, all(here)]))]
+        if len({digest for digest, _ in everyone}) > 1:
+            check(ranks.greetings(self.greeting()))
+        if all(complete for _, complete in everyone):
+            return here
+        flags = torch.stack(ranks.same(torch.tensor(here, dtype=torch.uint8)))
+        return [bool(flag) for flag in flags.any(0)]
+
+    def plain_mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the mean over all ranks of one tensor, uncompressed, with the same bits on all ranks."""
+        mean = self._ranks.mean_of(reals(tensor).double()).to(tensor.device)
+        return torch.view_as_complex(mean) if tensor.is_complex() else mean
 
     def __getstate__(self) -> dict[str, Any]:
         if self._ranks.group is not None:
@@ -327,6 +344,8 @@ class Exchange:
         if self._met:
             return
         check(self._ranks.greetings(self.greeting()))
+        if isinstance(self._codec, Dgc):
+            check_workers(self._codec, self._ranks.world)
         self._met = True
 
     def greeting(self) -> bytes:
@@ -334,7 +353,7 @@ class Exchange:
         return greeting(
             self._tensors,
             world=self._ranks.world,
-            codec=_text(self._codec) if self._index_sets.model is None else f"{_text(self._codec)} with a model",
+            codec=text_of(self._codec) if self._index_sets.model is None else f"{text_of(self._codec)} with a model",
             rules=[(glob, spec_of(rule)) for glob, rule in self._rules.items()],
             feedback=self.feedback is not None,
             non_finite=self._options.non_finite,
@@ -377,7 +396,7 @@ class Exchange:
             state["training"] = self._index_sets.training()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         kinds = {"feedback": self.feedback is not None, "dgc": isinstance(self._codec, Dgc)}
         kinds[self._sets] = self._has_sets
         kinds["model"] = kinds["training"] = isinstance(self._codec, Lgc)
@@ -385,36 +404,31 @@ class Exchange:
         if set(state) != expected:
             raise InputError(f"the state has {sorted(state)}, but this codec needs {sorted(expected)}: use the codec that saved it")
         there, here = (state["rank"], state["world"]), (self._ranks.rank, self._ranks.world)
-        if there != here:
+        if there != here and strict:
             raise InputError(
                 f"the state is of rank {there[0]} of {there[1]}, and this is rank {here[0]} of {here[1]}: save and load one "
-                "file for each rank, or begin without the residuals"
+                "file for each rank. load_state_dict(state, strict=False) takes the residuals of another rank, or of another "
+                "number of ranks; give each file to one rank only"
             )
-        if isinstance(self._codec, Lgc) and self._ranks.rank == 0:
-            trained = len(state["model"]) > 1 or len(state["training"]) > 0
-            if not trained and state["step"] > self._codec.full_steps:
+        feedback, memory = (own(state.get(kind, {}), self._tensors, strict=strict) for kind in ("feedback", self._sets))
+        step, training = int(state["step"]), dict(state.get("training", {}))
+        # A model has more than one byte.
+        saved = bytes(state["model"].tolist()) if "model" in expected else b""
+        model = saved if len(saved) > 1 else None
+        if isinstance(self._codec, Lgc):
+            # A model has a decoder for each rank there was, and the training has the values of each.
+            fits = here[1] <= there[1] if model is not None else here == there
+            if not fits or len(memory) != len(state[self._sets]):
+                # The training begins again, on all ranks.
+                step, model, training = min(step, self._codec.full_steps), None, {}
+            elif self._ranks.rank == 0 and model is None and not training and step > self._codec.full_steps:
                 raise InputError("the state lacks the training of the learned codec: use the state that this rank saved")
-        feedback, memory = (own(state.get(kind, {}), self._tensors) for kind in ("feedback", self._sets))
         if isinstance(self._codec, Dgc):
-            self._codec.load_state_dict({**state["dgc"], "tensors": own(state["dgc"]["tensors"], self._tensors)})
+            kept = own(state["dgc"]["tensors"], self._tensors, strict=strict)
+            self._codec.load_state_dict({**state["dgc"], "tensors": kept})
         if self.feedback is not None:
             self.feedback.load_state_dict(feedback)
-        model, training = None, {}
-        if "model" in expected:
-            saved = bytes(state["model"].tolist())
-            # A model has more than one byte.
-            model, training = saved if len(saved) > 1 else None, dict(state["training"])
         self._index_sets.load(memory, model, training)
-        self.step = int(state["step"])
+        self.step = step
         # Ranks that load a state have not seen the same sizes as before.
         self._frames.forget_sizes()
-
-
-def _text(codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule) -> Any:
-    """Returns the settings of a codec for the comparison between ranks."""
-    if isinstance(codec, Schedule):
-        return [(first, _text(stage)) for first, stage in sorted(codec.stages.items())]
-    if isinstance(codec, Dgc):
-        return codec.settings
-    return str(codec) if isinstance(codec, SETS) else spec_of(codec)
-

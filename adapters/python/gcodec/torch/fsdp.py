@@ -88,7 +88,7 @@ class Sharded:
         """The scaler of the loss."""
         self.scale = 1.0
         """The scale of the gradients of this step."""
-        self.step, self.rank = 0, dist.get_rank()
+        self.step = 0
         self.profile = Profile()
         """Times and traffic so far."""
         self._skipped = False
@@ -96,6 +96,7 @@ class Sharded:
         named = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
         if not named:
             raise InputError("the model has no module under fully_shard: call it before Sharded")
+        self.rank = dist.get_rank()
         check_rules("gcodec.torch.Sharded", chosen.rules or {}, [n for m in named.values() for n, _ in _managed(model, m)])
         self._units: dict[str, Scattered | Replicated] = {}
         for name, module in named.items():

@@ -35,6 +35,7 @@ class IndexSets:
         self._propagate = options.non_finite == "propagate"
         # A worker is made at its first exchange, and then loads its memory.
         self._worker: tuple[ScaleCom | SharedSet | Lgc, Any] | None = None
+        self._shapes: list[tuple[str, tuple[int, ...]]] = []
         self._memory: dict[str, Any] = {}
         self.model: bytes | None = None
         """The model of a learned codec, after its second phase."""
@@ -43,11 +44,12 @@ class IndexSets:
 
     def prepare(self, codec: ScaleCom | SharedSet | Lgc, tensors: dict[str, torch.Tensor]) -> None:
         """Makes the worker of a codec for these tensors, if it is not there."""
-        if self._worker is not None and self._worker[0] is not codec:
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        if self._worker is not None and (self._worker[0] is not codec or self._shapes != shapes):
             self.leave()
         if self._worker is not None:
             return
-        shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        self._shapes = shapes
         worker = _made(codec, shapes, self._ranks)
         kept = {} if self._feedback is None else self._feedback.state_dict("torch")
         worker.load(given(self._memory | {name: kept.pop(name) for name in tensors if name in kept}))

@@ -20,8 +20,9 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Returns the trainable parameters, by their names in the model without wrappers around it or inside."""
+def all_parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Returns the parameters, also frozen ones, by their names in the model without wrappers around it or
+    inside."""
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module
@@ -31,11 +32,20 @@ def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
             break
     out: dict[str, torch.nn.Parameter] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            if plain(name) in out:
-                raise InputError(f"two parameters have the name {plain(name)!r} without the wrappers of torch.compile")
-            out[plain(name)] = parameter
+        if plain(name) in out:
+            raise InputError(f"two parameters have the name {plain(name)!r} without the wrappers of torch.compile")
+        out[plain(name)] = parameter
     return out
+
+
+def trainable(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """Returns the parameters that are not frozen."""
+    return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+
+
+def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Returns the trainable parameters, by the names of `all_parameters_of`."""
+    return trainable(all_parameters_of(model))
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -51,8 +61,10 @@ def _kind(name: str, x: torch.Tensor) -> str:
     return dtype if place is None else f"{dtype} at {tuple(place[1])} of {tuple(place[0])}"
 
 
-def own(saved: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+def own(saved: Mapping[str, Any], tensors: Tensors, *, strict: bool = True) -> dict[str, Any]:
     """Returns saved sender state by the names of these tensors.
+
+    strict: whether an entry of a tensor of another name or shape is an error; else it is dropped.
 
     Raises:
         InputError: an entry belongs to a tensor of another name or shape.
@@ -61,12 +73,15 @@ def own(saved: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     for name, entry in saved.items():
         # A codec's own state has its name after the tensor's, and a shape of its own, except momenta.
         of, _, kind = plain(name).partition("#")
+        wrong = ""
         if of not in tensors:
-            raise InputError(f"the state is of another model: it has {of!r}, and this model has {some(tensors)}")
-        here = tensors[of][1]
-        if kind in ("", "momentum") and tuple(entry.shape) != here:
-            raise InputError(f"the state is of another model: {of!r} has the shape {tuple(entry.shape)} there and {here} here")
-        out[plain(name)] = entry
+            wrong = f"it has {of!r}, and this model has {some(tensors)}"
+        elif kind in ("", "momentum") and tuple(entry.shape) != tensors[of][1]:
+            wrong = f"{of!r} has the shape {tuple(entry.shape)} there and {tensors[of][1]} here"
+        if not wrong:
+            out[plain(name)] = entry
+        elif strict:
+            raise InputError(f"the state is of another model: {wrong}. load_state_dict(state, strict=False) drops what does not fit")
     return out
 
 

@@ -87,15 +87,44 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
-        self.rank, self.world = self._place()
+        self._placed: tuple[int, int] | None = None
         self.profile = Profile()
         self._device = torch.device("cpu")
 
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self._at()[0]
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self._at()[1]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process group is there. Trainers are often made before it."""
+        return self._placed is not None or self.group is not None or (dist.is_available() and dist.is_initialized())
+
+    def _at(self) -> tuple[int, int]:
+        if self._placed is None:
+            if not self.ready:
+                raise InputError(
+                    "there is no process group yet: call torch.distributed.init_process_group before the first step, and before "
+                    "a state is saved or loaded"
+                )
+            self._placed = self._place()
+        return self._placed
+
     def _place(self) -> tuple[int, int]:
         """Returns this rank, and the number of ranks."""
-        return dist.get_rank(self.group), dist.get_world_size(self.group)
+        rank, world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if rank < 0:
+            raise InputError("this process is not in the group: give the group of ranks that exchange, to those ranks only")
+        return rank, world
 
     def _backend(self) -> str:
+        self._at()
         return str(dist.get_backend(self.group))
 
     def use(self, device: torch.device) -> None:
