@@ -68,10 +68,6 @@ def test_what_is_refused() -> None:
         gcodec.jax.compress("topk", rules={"*": "delta"})
     with pytest.raises(gcodec.InputError, match="codec"):
         gcodec.jax.compress("no-such-codec")
-    transform = gcodec.jax.compress("raw", exchange=gcodec.jax.process_exchange)
-    state = transform.init(tree(0))
-    with pytest.raises(gcodec.InputError, match=r"jax\.jit"):
-        jax.jit(transform.update)(tree(0), state)
     assert gcodec.jax.process_exchange(b"alone") == [b"alone"]
 
 

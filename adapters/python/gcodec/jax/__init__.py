@@ -5,6 +5,7 @@
 `gcodec.encode` and `gcodec.decode` handle pytrees without this module.
 """
 
-from gcodec.jax.transformation import CompressState, Exchange, compress, process_exchange
+from gcodec.jax.processes import Exchange, process_exchange
+from gcodec.jax.transformation import CompressState, compress
 
 __all__ = ["CompressState", "Exchange", "compress", "process_exchange"]

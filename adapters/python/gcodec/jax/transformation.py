@@ -1,32 +1,26 @@
-"""The optax transformation, and what processes send each other in it."""
+"""The optax transformation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
 from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import io_callback
 
+from gcodec._handshake import Tensors
 from gcodec._tensors.trees import ROOT, path_name
 from gcodec._tensors.update import check_codecs, check_rules
 from gcodec.codecs import Codec, numbered
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
+from gcodec.jax.processes import Exchange, NotFinite, Settings, mean_of
 from gcodec.oneshot import decode, encode
 from gcodec.options import Options, resolve, trainers_feedback
 from gcodec.reduction import reduce
 
-Exchange = Callable[[bytes], Sequence[bytes]]
-"""A function that sends this process's stream to all, and returns all streams in the same order
-everywhere."""
-
-# What a process sends instead of a stream, which begins with another byte.
-_NOT_FINITE, _FAILED = b"\0", b"\1"
-
-
-class _NotFinite(Exception):
-    """An update is not finite, or the mean is not."""
+_BEHIND = "optax.apply_if_finite and optax.MultiSteps use lax.cond: put them behind compress in the chain"
 
 
 class CompressState(NamedTuple):
@@ -46,13 +40,16 @@ def compress(
 
     Put it first in an `optax.chain`. Without `exchange` it shows the effect of compression on training in one
     process, also inside `jax.jit` and `jax.vmap`, which compresses one member after the other. With
-    `exchange` the result is the mean of the updates of all processes, the same bits everywhere; call it
-    outside `jax.jit`, because the exchange runs on the host. If one process cannot compress, all raise.
+    `exchange` the result is the mean of the updates of all processes, the same bits everywhere. The exchange
+    runs on the host: call `update` outside `jax.jit`, or in a program of one device, which calls back. So
+    wrappers that use `lax.cond` (`optax.apply_if_finite`, `optax.MultiSteps`) may be around the chain, if all
+    processes take the same branch. Processes compare their settings, names, shapes and types in each step. If
+    one process cannot compress, all raise.
 
     With `senders`, each leaf of the updates has a first dimension of that size: the gradients of as many
     devices, as `jax.shard_map` returns them. Each is compressed separately, with its own residual, and the
-    result is their mean, replicated over the mesh. This too runs on the host, outside
-    `jax.jit`.
+    result is their mean, replicated over the mesh. This too runs on the host, outside `jax.jit` and
+    `lax.cond`.
 
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each step and
@@ -67,8 +64,8 @@ def compress(
 
     Raises:
         InputError: the codec is `Delta`, or one with state of its own (`Dgc`, `ScaleCom`); a rule matches no
-            parameter; the state is of another model; `exchange` is called inside a traced function; or the
-            codec cannot take an update.
+            parameter; the state is of another model; processes do not have the same settings; or the codec
+            cannot take an update.
     """
     import optax  # type: ignore[import-untyped]
 
@@ -79,6 +76,8 @@ def compress(
     check_codecs("gcodec.jax.compress", codec, rules)
     if senders is not None and exchange is not None:
         raise InputError("gcodec.jax.compress takes senders or exchange: the mean is over devices or over processes")
+
+    settings = Settings(codec, chosen, feedback)
 
     def init(params: Any) -> CompressState:
         check_rules("gcodec.jax.compress", rules, _shapes(params))
@@ -97,48 +96,47 @@ def compress(
             non_finite=None if propagate else chosen.non_finite,
         )
 
-    def callback(count: Any, updates: Any) -> Any:
+    def alone(count: Any, updates: Any) -> Any:
         """Returns this process's update as a receiver decodes it, in NumPy arrays."""
         return decode(encoded(count, jax.tree.map(jax.device_get, updates)), like=updates, framework="numpy")
 
-    def exchanged(exchange: Exchange, count: Any, updates: Any) -> tuple[Any, Any]:
-        """Returns this process's update as a receiver decodes it, and the mean of all processes, in NumPy
-        arrays."""
-        error = None
-        if propagate and not _is_finite(updates):
-            data = _NOT_FINITE
-        else:
-            try:
-                data = encoded(count, updates, jax.process_index(), jax.process_count())
-            except Exception as e:
-                error, data = e, _FAILED + str(e).encode()
-        streams = [bytes(stream) for stream in exchange(data)]
-        if error is not None:
-            raise error
-        for process, stream in enumerate(streams):
-            if stream.startswith(_FAILED):
-                raise InputError(f"process {process} could not compress its update: {stream[1:].decode(errors='replace')}")
-        if _NOT_FINITE in streams:
-            raise _NotFinite
-        mean = reduce(streams, mean=True, limits=chosen.limits).tree(updates, "numpy")
-        if propagate and not _is_finite(mean):
-            raise _NotFinite
-        return decode(data, like=updates, framework="numpy"), mean
+    def between(tensors: Tensors, count: Any, updates: Any) -> tuple[Any, Any]:
+        """Returns this process's update as a receiver decodes it, and the mean of all processes."""
+        assert exchange is not None, "it is only called with an exchange"
+        updates = jax.tree.map(jax.device_get, updates)
+
+        def made() -> bytes | None:
+            if propagate and not _is_finite(updates):
+                return None
+            return encoded(count, updates, jax.process_index(), jax.process_count())
+
+        return mean_of(exchange, settings.greeting(tensors, int(count)), made, updates, chosen.limits)
 
     def together(world: int, count: Any, updates: Any) -> tuple[Any, Any]:
         """Returns the update of each sender as receivers decode it, and their mean, in NumPy arrays."""
         import numpy as np
 
-        if propagate and not _is_finite(updates):
-            raise _NotFinite
         host = jax.tree.map(jax.device_get, updates)
+        if propagate and not _is_finite(host):
+            raise NotFinite
         each = [jax.tree.map(lambda u: u[i], host) for i in range(world)]  # noqa: B023
         streams = [encoded(count, one, i, world) for i, one in enumerate(each)]
         mean = reduce(streams, mean=True, limits=chosen.limits).tree(each[0], "numpy")
-        if propagate and not _is_finite(mean):
-            raise _NotFinite
         own = [decode(stream, like=one, framework="numpy") for stream, one in zip(streams, each, strict=True)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *own), mean
+
+    def on_host(tensors: Tensors, count: Any, updates: Any) -> tuple[Any, Any, Any]:
+        """Returns the decoded update, the mean, and whether all is finite; zeros if not."""
+        import numpy as np
+
+        try:
+            own, mean = between(tensors, count, updates) if senders is None else together(senders, count, updates)
+            if propagate and not _is_finite(mean):
+                raise NotFinite
+        except NotFinite:
+            zeros = jax.tree.map(lambda u: np.zeros(u.shape, np.float32), updates)
+            return zeros, zeros if senders is None else jax.tree.map(lambda z: z[0], zeros), np.bool_(False)
+        return own, mean, np.bool_(True)
 
     def update(updates: Any, state: CompressState, params: Any = None, **_: Any) -> tuple[Any, CompressState]:
         del params
@@ -148,29 +146,24 @@ def compress(
         if feedback:
             _check_state(wanted, state.residual)
             wanted = jax.tree.map(jnp.add, wanted, state.residual)
-        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((updates, state)))
+        # Inside of `lax.cond`, also outside of `jax.jit`, sums are traced although the updates are not.
+        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((updates, state, wanted)))
         finite: Any = True
-        if senders is not None:
-            if traced:
-                raise InputError("senders are compressed on the host: call update outside jax.jit")
-            try:
-                own, mean = together(senders, state.count, wanted)
-            except _NotFinite:
-                own, mean, finite = wanted, jax.tree.map(lambda w: w[0], wanted), False
-            own, mean = jax.tree.map(_split_like, own, wanted), jax.tree.map(_replicated_like, mean, wanted)
-        elif exchange is None:
+        if exchange is None and senders is None:
             if propagate:
                 finite = jnp.array([jnp.isfinite(w).all() for w in jax.tree.leaves(wanted)]).all()
-            shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), wanted)
             sent = jax.tree.map(lambda w: jnp.where(finite, w, 0), wanted)
-            own = mean = jax.pure_callback(callback, shapes, state.count, sent, vmap_method="sequential")
-        elif traced:
-            raise InputError("the exchange runs on the host: call update outside jax.jit")
+            own = mean = jax.pure_callback(alone, _structs(wanted), state.count, sent, vmap_method="sequential")
         else:
-            try:
-                own, mean = exchanged(exchange, state.count, wanted)
-            except _NotFinite:
-                own, mean, finite = wanted, wanted, False
+            host = functools.partial(on_host, _tensors(updates))
+            if traced and senders is not None:
+                raise InputError(f"senders are compressed on the host: call update outside jax.jit and lax.cond. {_BEHIND}")
+            if traced:
+                own, mean, finite = _called_back(host, state.count, wanted, updates)
+            else:
+                own, mean, finite = host(state.count, wanted)
+                if senders is not None:
+                    own, mean = jax.tree.map(_split_like, own, wanted), jax.tree.map(_replicated_like, mean, wanted)
         residual = state.residual
         if feedback:
             residual = jax.tree.map(lambda w, o, r: jnp.where(finite, w - o, r), wanted, own, state.residual)
@@ -180,8 +173,42 @@ def compress(
     return optax.GradientTransformation(init, update)
 
 
+def _called_back(host: Any, count: Any, wanted: Any, updates: Any) -> tuple[Any, Any, Any]:
+    """Returns the results of a function on the host, which a traced program calls.
+
+    Raises:
+        InputError: the program runs on several devices, or under `jax.vmap`.
+    """
+    given = [u for u in jax.tree.leaves(updates) if isinstance(u, jax.Array) and not isinstance(u, jax.core.Tracer)]
+    if any(len(u.sharding.device_set) > 1 for u in given):
+        raise InputError(
+            "updates on several devices are compressed on the host, and a callback of a program on several devices can end the "
+            f"process: call update outside jax.jit and lax.cond. {_BEHIND}"
+        )
+    results = (_structs(wanted), _structs(wanted), jax.ShapeDtypeStruct((), jnp.bool_))
+    try:
+        # All processes exchange in the same order.
+        return tuple(io_callback(host, results, count, wanted, ordered=True))
+    except ValueError as e:
+        if "vmap" not in str(e):
+            raise
+        raise InputError(f"an exchange cannot run under jax.vmap: call update for one member after the other ({e})") from e
+
+
+def _structs(tree: Any) -> Any:
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), tree)
+
+
 def _is_finite(tree: Any) -> bool:
-    return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
+    import numpy as np
+
+    return all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
+
+
+def _tensors(updates: Any) -> Tensors:
+    """Returns the types and shapes of leaves by name."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(updates)
+    return {path_name(path) or ROOT: (str(jnp.asarray(leaf).dtype), tuple(jnp.shape(leaf))) for path, leaf in leaves}
 
 
 def _check_senders(updates: Any, senders: int) -> None:
@@ -219,16 +246,3 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {path_name(path) or ROOT: jnp.shape(leaf) for path, leaf in leaves}
 
-
-def process_exchange(data: bytes) -> list[bytes]:
-    """Exchanges streams between the processes of `jax.distributed`, in the order of their numbers."""
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    if jax.process_count() == 1:
-        return [data]
-    sizes = multihost_utils.process_allgather(np.array([len(data)], np.int32)).reshape(-1).tolist()
-    padded = np.zeros(max(sizes), np.uint8)
-    padded[: len(data)] = np.frombuffer(data, np.uint8)
-    gathered = multihost_utils.process_allgather(padded)
-    return [row[:size].tobytes() for row, size in zip(gathered, sizes, strict=True)]
