@@ -53,7 +53,7 @@ def freeze(layer: torch.nn.Module, frozen: bool = True) -> None:
 
 
 def frozen(rank: int, world: int) -> dict[str, Any]:
-    """Four steps, four with a frozen layer, four again: whether the layer stays in the middle and moves later."""
+    """Four steps, four with a frozen layer, four again: whether layers move in each of the three."""
     out: dict[str, Any] = {}
     for way in ("Average", "DiLoCo"):
         for optimizer in OPTIMIZERS:

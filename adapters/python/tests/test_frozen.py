@@ -1,4 +1,4 @@
-"""Parameters that are frozen or unfrozen, trainers made before the process group, and states that do not fit."""
+"""Parameters that are frozen or unfrozen, early trainers, and states that do not fit."""
 
 from __future__ import annotations
 

@@ -18,10 +18,11 @@ from gcodec.options import Chosen
 from gcodec.reduction import reduce
 
 Exchange = Callable[[bytes], Sequence[bytes]]
-"""A function that sends this process's bytes to all, and returns those of all in the same order everywhere."""
+"""A function that sends this process's bytes to all, and returns those of all, everywhere in the same
+order."""
 
-# A message is this byte, a digest of the settings of its process, and a stream or one of the two others, which
-# begin with another byte than a stream.
+# A message is this byte, a digest of the settings of its process, and a stream or one of the two others,
+# which begin with another byte than a stream.
 _MARK, _DIGEST = b"\2", 16
 _NOT_FINITE, _FAILED = b"\0", b"\1"
 

@@ -37,9 +37,9 @@ class Average:
         optimizer.step()
 
     A rank whose gradient of a parameter is None or zero everywhere sends nothing of that parameter and keeps
-    its residual. All ranks get a gradient of every parameter of which a rank has one; those of the others stay
-    None. So parameters may be frozen later, and frozen ones may become trainable, on all ranks in the same
-    step.
+    its residual. All ranks get a gradient of every parameter of which a rank has one; those of the others
+    stay None. So parameters may be frozen later, and frozen ones may become trainable, on all ranks in the
+    same step.
 
     Args:
         model, codec, options, scaler, group, profile: as in `State`.
@@ -100,12 +100,12 @@ class Average:
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Restores what `state_dict` returned on this rank.
 
-        strict: False drops residuals of parameters that the model has not or in another shape, and takes those
-        of another rank or number of ranks. Without its model, `Lgc` then begins its training again.
+        strict: False drops residuals of parameters that the model has not or in another shape, and takes
+        those of another rank or number of ranks. Without its model, `Lgc` then begins its training again.
 
         Raises:
-            InputError: the state is of another codec, or, if strict, of another model, rank or number of ranks.
-                Nothing is changed.
+            InputError: the state is of another codec, or, if strict, of another model, rank or number of
+                ranks. Nothing is changed.
         """
         self._join()
         self._exchange.load_state_dict(state, strict=strict)
@@ -160,8 +160,8 @@ def _completed(
     device: torch.device,
     assign: bool,
 ) -> dict[str, torch.Tensor]:
-    """Returns a gradient of each parameter, zero where this rank has none. Those that another rank has are added
-    to `gradients`."""
+    """Returns a gradient of each parameter, zero where this rank has none. Those that another rank has are
+    added to `gradients`."""
     somewhere = exchange.somewhere([name in gradients for name in parameters], device)
     every = {}
     for (name, parameter), is_somewhere in zip(parameters.items(), somewhere, strict=True):
@@ -192,7 +192,7 @@ def replace_by(gradients: Mapping[str, torch.Tensor], exchanged: Callable[[], Ma
 
 
 def gradients_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Returns the gradients of parameters by name, without those that are None and those of frozen parameters.
+    """Returns the gradients of parameters by name, but no None and none of a frozen parameter.
 
     Raises:
         InputError: a gradient is sparse.

@@ -92,12 +92,12 @@ class State:
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Restores what `state_dict` returned on this rank.
 
-        strict: False drops residuals of parameters that the model has not or in another shape, and takes those
-        of another rank or number of ranks. Without its model, `Lgc` then begins its training again.
+        strict: False drops residuals of parameters that the model has not or in another shape, and takes
+        those of another rank or number of ranks. Without its model, `Lgc` then begins its training again.
 
         Raises:
-            InputError: the state is of another codec, or, if strict, of another model, rank or number of ranks.
-                Nothing is changed.
+            InputError: the state is of another codec, or, if strict, of another model, rank or number of
+                ranks. Nothing is changed.
         """
         self._join()
         self._exchange.load_state_dict(state, strict=strict)

@@ -104,7 +104,7 @@ class Scattered:
         state.end(self._name, finite=True)
 
     def _reduced(self, streams: list[memoryview], mean: bool, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Returns this rank's parts of the sum or mean of the streams of all ranks, in the scale of the step."""
+        """Returns this rank's parts of the sum or mean of all streams, in the scale of the step."""
         state = self._state
         total = reduce(streams, mean=mean, limits=state.options.limits or Limits()).tensors("torch")
         dtypes = {} if state.scale == 1 else dict.fromkeys(total, dtype.to_real())

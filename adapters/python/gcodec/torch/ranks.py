@@ -167,7 +167,7 @@ class Ranks:
         return cast(T, result)
 
     def _raise_if_one_failed(self, sizes: list[int], error: Exception | None, doing: str) -> None:
-        """Raises on all ranks if the number of one says that it sends nothing. doing: what it could not do."""
+        """Raises on all ranks if the number of one says that it sends nothing. doing: for the message."""
         if _FAILED in sizes:
             failed = sizes[self.rank] == _FAILED
             texts = self.gather((str(error) or type(error).__name__).encode()[:_TEXT] if failed else b"")
