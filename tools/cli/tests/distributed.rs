@@ -84,11 +84,13 @@ fn what_is_missing_is_one_row_with_its_reason() {
     let dir = Dir::new();
     write(&dir, "a", 5.0);
     std::fs::remove_file(dir.path("a/__2_0.distcp")).unwrap();
-    let run = dir.well("inspect a --tensors");
+    let missing =
+        "tensor \"columns\": its chunk at [0, 2] in __2_0.distcp at byte 0x0: the file is not there";
+    let run = dir.fails(3, missing, "inspect a --tensors");
     for part in ["rows", "whole", "opaque: columns (f32): its chunk at [0, 2] in __2_0.distcp"] {
         assert!(run.out().contains(part), "{part}: {}", run.out());
     }
-    assert!(run.err.contains("the file is not there"), "{}", run.err);
+    dir.fails(3, missing, "encode a -o x.gcu --codec raw");
     // A chunk that no place is given for, chunks that overlap, and one of another shape.
     let chunk = |offsets, sizes, values| Chunk { file: "__0_0.distcp", offsets, sizes, values };
     checkpoint(
@@ -99,7 +101,7 @@ fn what_is_missing_is_one_row_with_its_reason() {
             ("good", &[1], vec![chunk(&[0], &[1], &[8.0])]),
         ],
     );
-    let json = dir.well("inspect b --json").out();
+    let json = dir.fails(3, "and 1 more fault", "inspect b --json").out();
     for part in ["its chunks have 8 of its 12 bytes", "its chunks at [0] and [1] overlap"] {
         assert!(json.contains(part), "{part}: {json}");
     }

@@ -1,6 +1,6 @@
 //! Kinds of files, found by the first bytes and not by the name.
 
-use super::torch::dcp;
+use super::torch::{dcp, exported, legacy};
 use super::{archive, gguf};
 use crate::fail::{Failure, Result};
 use gcodec::frame::MAGIC;
@@ -54,6 +54,7 @@ impl Kind {
         match bytes {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Ok(Self::Npy),
             [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => of_archive(bytes),
+            _ if legacy::is_legacy(bytes) => Ok(Self::Torch),
             _ if dcp::is_metadata(bytes) => Ok(Self::Distributed),
             _ if bytes.starts_with(gguf::MAGIC) => Ok(Self::Gguf),
             // A length of the header below 2^40, and a header that is a JSON object.
@@ -109,7 +110,7 @@ pub(crate) fn is_stream(bytes: &[u8]) -> bool {
 /// Tells archives of NumPy from those of PyTorch.
 fn of_archive(bytes: &[u8]) -> Result<Kind> {
     let archive = archive::open(bytes)?;
-    if super::torch::prefix(&archive).is_some() {
+    if super::torch::prefix(&archive).or_else(|| exported::prefix(&archive)).is_some() {
         return Ok(Kind::Torch);
     }
     let names: Vec<String> =
@@ -121,7 +122,8 @@ fn of_archive(bytes: &[u8]) -> Result<Kind> {
     }
     let what = if is_script {
         "a TorchScript archive: save its state_dict() with torch.save"
-    } else if names.iter().any(|name| name.ends_with(".json") && name.contains("config")) {
+    } else if names.iter().any(|name| name == "config.json") && names.iter().any(|name| name.ends_with(".h5"))
+    {
         "a Keras archive: save its weights as .npz or .safetensors"
     } else {
         "a zip archive without data.pkl and without .npy files: unpack it"
@@ -130,20 +132,24 @@ fn of_archive(bytes: &[u8]) -> Result<Kind> {
     Err(Failure::invalid(format_args!("{what} (it holds {other:?})")))
 }
 
+const TAR: &str = "a PyTorch file from before version 0.4, a tar archive: load it with torch.load, which still \
+                   reads it, and save it again";
+
 /// Signatures of other files: offset, bytes, what it is and what to do.
-const SIGNATURES: [(usize, &[u8], &str); 19] = [
+const SIGNATURES: [(usize, &[u8], &str); 24] = [
     (0, b"\x1f\x8b", "gzip: unpack it with gunzip"),
     (0, b"\x28\xb5\x2f\xfd", "zstd: unpack it with `zstd -d`"),
     (0, b"BZh", "bzip2: unpack it with bunzip2"),
     (0, b"\xfd7zXZ\0", "xz: unpack it with unxz"),
     (0, b"\x04\x22\x4d\x18", "lz4: unpack it with `lz4 -d`"),
     (0, b"7z\xbc\xaf", "a 7-Zip archive: unpack it"),
+    (0, b"sys_info\0", TAR),
+    (0, b"pickle\0", TAR),
+    (0, b"storages\0", TAR),
+    (0, b"tensors\0", TAR),
     (257, b"ustar", "a tar archive: unpack it"),
-    (
-        0,
-        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",
-        "a PyTorch file from before version 1.6, a bare pickle: load it with torch.load and save it again",
-    ),
+    (4, b"ET12", "an ExecuTorch program (.pte): export the weights of the model that it was made from"),
+    (4, b"ET13", "an ExecuTorch program (.pte): export the weights of the model that it was made from"),
     (0, b"\x89HDF\r\n\x1a\n", "HDF5 (Keras, h5py): save the tensors as .npz or .safetensors"),
     (0, b"PAR1", "Parquet: it holds tables, not tensors"),
     (0, b"ARROW1", "an Arrow file: it holds tables, not tensors"),
@@ -205,6 +211,7 @@ mod tests {
         assert_eq!(Kind::of(b"{\"metadata\": {}, \"weight_map\": {}}").unwrap(), Kind::Shards);
         assert_eq!(Kind::of(include_bytes!("../../fixtures/stored.npz")).unwrap(), Kind::Npz);
         assert_eq!(Kind::of(include_bytes!("../../fixtures/state.pt")).unwrap(), Kind::Torch);
+        assert_eq!(Kind::of(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.").unwrap(), Kind::Torch);
         // One wrong bit in the magic does not make it another kind.
         let mut damaged = [0; 20];
         damaged[..8].copy_from_slice(&MAGIC);
@@ -218,7 +225,7 @@ mod tests {
         let cases: [(&[u8], &str); 9] = [
             (b"", "empty"),
             (b"\x1f\x8b\x08", "gunzip"),
-            (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "before version 1.6"),
+            (b"\x1c\0\0\0ET12", "ExecuTorch"),
             (b"\x80\x04\x95", "pickle of protocol 4"),
             (b"{\"a\": 1}", "JSON"),
             (b"hello world", "text"),

@@ -230,3 +230,48 @@ pub fn checkpoint(folder: &Path, tensors: &[(&str, &[u64], Vec<Chunk<'_>>)]) {
     }
     std::fs::write(folder.join(".metadata"), metadata.pickle()).unwrap();
 }
+
+/// Returns a file of `torch.save` from before PyTorch 1.6: the object, and each storage with the bytes of its
+/// elements.
+pub fn legacy(root: &Value, storages: &[(&str, usize, &[u8])]) -> Vec<u8> {
+    let mut out = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.".to_vec();
+    out.extend(Value::Int(1001).pickle());
+    out.extend(
+        dict(vec![("protocol_version", Value::Int(1001)), ("little_endian", Value::Bool(true))]).pickle(),
+    );
+    out.extend(root.pickle());
+    out.extend(Value::List(storages.iter().map(|(key, ..)| text(key)).collect()).pickle());
+    for (_, width, bytes) in storages {
+        out.extend((bytes.len() as u64 / *width as u64).to_le_bytes());
+        out.extend(*bytes);
+    }
+    out
+}
+
+/// A module with these parameters, buffers and children, and further attributes.
+pub fn module(
+    parameters: Vec<(&str, Value)>,
+    buffers: Vec<(&str, Value)>,
+    children: Vec<(&str, Value)>,
+    more: Vec<(&str, Value)>,
+) -> Value {
+    let mut attributes = vec![
+        ("training", Value::Bool(true)),
+        ("_parameters", dict(parameters)),
+        ("_buffers", dict(buffers)),
+        ("_modules", dict(children)),
+    ];
+    attributes.extend(more);
+    object("model", "Module", attributes)
+}
+
+/// Returns a zip archive of these entries.
+pub fn zipped(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let options = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    for (name, bytes) in entries {
+        zip.start_file(*name, options).unwrap();
+        zip.write_all(bytes).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}

@@ -13,6 +13,11 @@ pub(super) enum Element {
 }
 
 impl Element {
+    /// Whether elements of the type are read.
+    pub(super) fn is_known(self) -> bool {
+        matches!(self, Self::Known(_))
+    }
+
     /// Returns the name of the type.
     pub(super) fn name(self) -> &'static str {
         match self {

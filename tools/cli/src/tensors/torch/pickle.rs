@@ -54,13 +54,25 @@ impl Pickle {
         self.root
     }
 
-    /// Returns the number of values.
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len()
+    /// Returns what names the objects that are stored outside of the pickle.
+    pub(super) fn persistent(&self) -> impl Iterator<Item = Id> {
+        self.nodes.iter().filter_map(|node| match node {
+            Node::Persistent(id) => Some(*id),
+            _ => None,
+        })
     }
 
     /// Reads a pickle of protocol 2 to 5.
     pub(super) fn read(bytes: &[u8]) -> Result<Self> {
+        let (pickle, len) = Self::read_first(bytes)?;
+        match bytes.len() - len {
+            0 => Ok(pickle),
+            rest => Err(Failure::invalid(format_args!("{rest} bytes behind the pickle, at {len:#x}"))),
+        }
+    }
+
+    /// Reads the pickle at the beginning of the bytes, and returns it with its length.
+    pub(super) fn read_first(bytes: &[u8]) -> Result<(Self, usize)> {
         let mut machine = Machine {
             bytes,
             at: 0,
@@ -69,9 +81,10 @@ impl Pickle {
             marks: Vec::new(),
             memo: HashMap::new(),
         };
-        machine
-            .run()
-            .map_err(|what| Failure::invalid(format_args!("{what} at byte {:#x} of the pickle", machine.at)))
+        let pickle = machine.run().map_err(|what| {
+            Failure::invalid(format_args!("{what} at byte {:#x} of the pickle", machine.at))
+        })?;
+        Ok((pickle, machine.at))
     }
 }
 
@@ -103,10 +116,6 @@ impl Machine<'_> {
             let opcode = self.byte()?;
             if opcode == b'.' {
                 let root = self.pop()?;
-                let rest = self.bytes.len() - self.at;
-                if rest > 0 {
-                    return Err(format!("{rest} bytes behind the end"));
-                }
                 return Ok(Pickle { nodes: std::mem::take(&mut self.nodes), root });
             }
             self.step(opcode)?;
@@ -451,7 +460,7 @@ mod tests {
         let mut bomb = b"]q\0".to_vec();
         bomb.extend(b"h\0a".repeat(10_000));
         bomb.push(b'.');
-        assert!(read(&bomb).unwrap().len() < 10);
+        assert!(read(&bomb).unwrap().nodes.len() < 10);
     }
 
     #[test]

@@ -15,11 +15,12 @@ pub(super) struct Strided<'a> {
 /// Place of a view's elements in the bytes of its storage.
 pub(super) enum Place {
     Contiguous(Range<usize>),
-    Scattered,
+    /// The bytes of a copy.
+    Scattered(usize),
 }
 
 impl Strided<'_> {
-    /// Checks that all elements lie in a storage of `len` bytes, and that they are not more than fit it.
+    /// Checks that all elements lie in a storage of `len` bytes. A view may repeat elements.
     pub(super) fn find(&self, len: usize) -> Result<Place> {
         let outside =
             || Failure::invalid(format_args!("its elements lie outside of its storage of {len} bytes"));
@@ -32,9 +33,6 @@ impl Strided<'_> {
         if elements == 0 {
             return Ok(Place::Contiguous(0..0));
         }
-        if elements > available {
-            return Err(Failure::invalid("it has more elements than its storage: save a contiguous copy"));
-        }
         let reach = self
             .shape
             .iter()
@@ -43,16 +41,20 @@ impl Strided<'_> {
         if reach.is_none_or(|last| last >= available) {
             return Err(outside());
         }
-        let mut expected = 1;
+        let mut expected = 1u64;
         let contiguous = self.shape.iter().zip(self.strides).rev().all(|(&dim, &stride)| {
             let fits = dim == 1 || stride == expected;
+            // At most the number of elements.
             expected *= dim;
             fits
         });
         let bytes = |elements: u64| elements as usize * self.element;
         Ok(match contiguous {
             true => Place::Contiguous(bytes(start)..bytes(start + elements)),
-            false => Place::Scattered,
+            false => {
+                let bytes = elements.saturating_mul(self.element as u64);
+                Place::Scattered(usize::try_from(bytes).unwrap_or(usize::MAX))
+            }
         })
     }
 
@@ -84,9 +86,10 @@ mod tests {
             Strided { element: 4, offset, shape, strides }.find(len)
         };
         assert!(matches!(find(1, &[2, 3], &[3, 1], 28), Ok(Place::Contiguous(r)) if r == (4..28)));
-        assert!(matches!(find(0, &[3, 2], &[1, 3], 24), Ok(Place::Scattered)));
+        assert!(matches!(find(0, &[3, 2], &[1, 3], 24), Ok(Place::Scattered(24))));
         assert!(find(2, &[2, 3], &[3, 1], 28).is_err());
-        assert!(find(0, &[1 << 40], &[0], 4).is_err());
+        assert!(matches!(find(0, &[1 << 40], &[0], 4), Ok(Place::Scattered(bytes)) if bytes == 4 << 40));
+        assert!(matches!(find(0, &[1 << 62], &[0], 4), Ok(Place::Scattered(usize::MAX))));
         assert!(find(0, &[2], &[u64::MAX], 8).is_err());
         assert!(find(u64::MAX, &[1], &[1], 8).is_err());
         assert!(find(0, &[2, 2], &[1], 8).is_err());

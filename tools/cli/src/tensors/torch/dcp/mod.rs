@@ -4,12 +4,12 @@
 //! __0_0.distcp: chunk, chunk, .. (each an archive of torch.save with one tensor, or another object)
 //! .metadata:    for each tensor its type, shape and chunks; for each chunk its file, offset and length
 //! ```
-//! A chunk whose file is missing, or that is not what `.metadata` says, makes its tensor opaque.
+//! A chunk whose file is missing, or that is not what `.metadata` says, makes its tensor opaque, and is a fault.
 
 mod metadata;
 
 use super::super::chunked::{Chunk, Chunked};
-use super::super::{Data, Dump, NamedTensor, Opaque, check_unique};
+use super::super::{Data, Dump, NamedTensor, Opaque, check_unique, quoted};
 use super::elements::Element;
 use crate::fail::{Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
@@ -64,6 +64,9 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
         match files.tensor(tensor, &metadata.stored) {
             Ok(read) => dump.tensors.push(read),
             Err(reason) => {
+                if tensor.element.is_known() {
+                    dump.faults.push(Failure::invalid(&reason).about(quoted(&tensor.name)));
+                }
                 let dtype = tensor.element.name();
                 let bytes = elements(&tensor.shape).and_then(|n| n.checked_mul(tensor.element.width()));
                 let shape = Some(tensor.shape.clone());

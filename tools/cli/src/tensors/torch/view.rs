@@ -1,0 +1,123 @@
+//! Tensors as views of storages: borrowed where their elements lie in order, copied elsewhere.
+
+use super::elements::Element;
+use super::strided::{Place, Strided};
+use crate::fail::Failure;
+use crate::input::Input;
+use crate::tensors::{Data, NamedTensor, Opaque};
+use gcodec::tensor::Dtype;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Why elements are not read.
+const NOT_READ: &str = "elements of this type are not read";
+
+/// A view of a storage.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) element: Element,
+    /// In elements.
+    pub(super) offset: u64,
+    pub(super) shape: Vec<u64>,
+    pub(super) strides: Vec<u64>,
+    /// Whether its elements are those of the storage with the other sign.
+    pub(super) is_negative: bool,
+}
+
+impl View {
+    /// Returns the tensor whose storage lies at these bytes of the input. `copies`: bytes that may still be
+    /// copied.
+    pub(super) fn read(
+        &self,
+        input: &Arc<Input>,
+        storage: Range<usize>,
+        name: &str,
+        copies: &mut usize,
+    ) -> std::result::Result<NamedTensor, Box<Unread>> {
+        let opaque = |bytes: u64, reason: String| {
+            Opaque::new(name.to_owned(), self.element.name(), Some(self.shape.clone()), bytes, reason)
+        };
+        let data = match self.data(input, storage.clone(), copies) {
+            Ok(data) => data,
+            Err((reason, fault)) => {
+                let opaque = opaque(storage.len() as u64, reason);
+                return Err(Box::new(Unread { opaque, fault }));
+            }
+        };
+        match self.element {
+            Element::Known(dtype) => NamedTensor::from_data(name.to_owned(), dtype, self.shape.clone(), data)
+                .map_err(|failure| {
+                    Box::new(Unread { opaque: opaque(0, failure.message.clone()), fault: Some(failure) })
+                }),
+            _ => {
+                let opaque = opaque(data.len() as u64, NOT_READ.to_owned());
+                let opaque = if self.is_negative { opaque } else { opaque.with_data(data) };
+                Err(Box::new(Unread { opaque, fault: None }))
+            }
+        }
+    }
+
+    /// Returns the elements; the error is the reason why that cannot be, and a failure if the file is wrong.
+    fn data(
+        &self,
+        input: &Arc<Input>,
+        storage: Range<usize>,
+        copies: &mut usize,
+    ) -> std::result::Result<Data, (String, Option<Failure>)> {
+        let width = self.element.width() as usize;
+        let view =
+            Strided { element: width, offset: self.offset, shape: &self.shape, strides: &self.strides };
+        let bytes = match view.find(storage.len()).map_err(|e| (e.message.clone(), Some(e)))? {
+            Place::Contiguous(range) => {
+                let range = storage.start + range.start..storage.start + range.end;
+                if !self.is_negative {
+                    return Ok(Data::Shared { input: Arc::clone(input), range });
+                }
+                range.len()
+            }
+            Place::Scattered(bytes) => bytes,
+        };
+        *copies = copies.checked_sub(bytes).ok_or_else(|| {
+            let len = storage.len();
+            (format!("a view of {bytes} bytes on a storage of {len}: save a contiguous copy"), None)
+        })?;
+        let mut data = view.gather(&input[storage]);
+        if self.is_negative {
+            negate(&mut data, self.element).map_err(|reason| (reason, None))?;
+        }
+        Ok(Data::Owned(data))
+    }
+}
+
+/// A tensor that is not read.
+#[derive(Debug)]
+pub(super) struct Unread {
+    pub(super) opaque: Opaque,
+    /// What is wrong with the file, if that is why.
+    pub(super) fault: Option<Failure>,
+}
+
+/// Gives each element the other sign.
+fn negate(data: &mut [u8], element: Element) -> std::result::Result<(), String> {
+    let Element::Known(dtype) = element else { return Ok(()) };
+    let width = element.width() as usize;
+    for bytes in data.chunks_exact_mut(width) {
+        let last = width - 1;
+        match dtype {
+            Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::F8E4M3Fn | Dtype::F8E5M2 => {
+                bytes[last] ^= 0x80;
+            }
+            // Here, the sign of zero makes NaN.
+            Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz if bytes[0] & 0x7f == 0 => {}
+            Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz => bytes[0] ^= 0x80,
+            Dtype::I64 | Dtype::I32 | Dtype::I16 | Dtype::I8 => {
+                let mut carry = true;
+                for byte in bytes {
+                    (*byte, carry) = (!*byte).overflowing_add(u8::from(carry));
+                }
+            }
+            _ => return Err("its elements have another sign than its storage's".to_owned()),
+        }
+    }
+    Ok(())
+}
