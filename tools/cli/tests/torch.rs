@@ -84,6 +84,32 @@ fn names_are_never_empty() {
     dir.well("encode keys.pt -o x.gcu --codec lossless");
 }
 
+#[test]
+fn conjugates_are_carried_with_their_signs() {
+    let dir = Dir::new();
+    let bits = |set: &[&str]| {
+        let Value::Call(function, mut arguments) = typed("ComplexFloatStorage", "1", 1, 0, &[1], &[1]) else {
+            unreachable!()
+        };
+        arguments.push(dict(set.iter().map(|bit| (*bit, Value::Bool(true))).collect()));
+        Value::Call(function, arguments)
+    };
+    let cases = [
+        ("plain", bits(&[]), [8.0, 9.0]),
+        ("conjugate", bits(&["conj"]), [8.0, -9.0]),
+        ("negative", bits(&["neg"]), [-8.0, -9.0]),
+        ("both", bits(&["conj", "neg"]), [-8.0, 9.0]),
+    ];
+    for (name, value, expected) in cases {
+        write(&dir, "c.pt", &dict(vec![("c", value), ("w", six())]));
+        dir.well("encode c.pt -o c.gcu --codec lossless");
+        dir.well("decode c.gcu -o c.safetensors");
+        let bytes = std::fs::read(dir.path("c.safetensors")).unwrap();
+        let expected = f32s(&expected);
+        assert!(bytes.windows(8).any(|window| window == expected), "{name}");
+    }
+}
+
 /// `_rebuild_from_type_v2` of a class that wraps tensors.
 fn wrapper(module: &'static str, class: &'static str, shape: &[u64], state: Vec<(&str, Value)>) -> Value {
     let class = Value::Global(module, class);
@@ -129,7 +155,27 @@ fn wrapped_tensors_have_their_own_names() {
         &[2, 3],
         vec![("elem", six()), ("completed", Value::Bool(false))],
     );
+    let slots =
+        |tensor| Value::Tuple(vec![Value::None, dict(vec![("tensor", tensor), ("metadata", Value::None)])]);
+    let part = |tensor| Value::Build(Box::new(call("shard", "Shard", vec![])), Box::new(slots(tensor)));
+    let sharded = |shards| {
+        let class = Value::Global("torch.distributed._shard.sharded_tensor.api", "ShardedTensor");
+        let state = Value::Tuple(vec![Value::List(shards), Value::None, Value::None]);
+        (class, state)
+    };
+    let (class, state) = sharded(vec![part(six())]);
+    let inner = vec![class.clone(), Value::Global("torch", "float32"), ints(&[4, 3])];
+    let function = Value::Global("torch._utils", "_rebuild_wrapper_subclass");
+    let new = call(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        vec![function, class.clone(), Value::Tuple(inner), state],
+    );
+    let old =
+        Value::Build(Box::new(Value::Call(Box::new(class), vec![])), Box::new(sharded(vec![part(six())]).1));
     for (name, w, placement) in [
+        ("sharded.pt", new, "w: one rank's part of a ShardedTensor"),
+        ("sharded_old.pt", old, "w: one rank's part of a ShardedTensor"),
         ("shard.pt", distributed(&[4, 3], shard), "w: Shard(0): one rank's part of 4x3"),
         ("whole.pt", distributed(&[2, 3], whole), "w: Replicate"),
         ("hooks.pt", parameter(dict(vec![("tag", text("x"))])), ""),

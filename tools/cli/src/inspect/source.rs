@@ -10,6 +10,7 @@ use crate::order;
 use crate::origin::Origin;
 use crate::output::warn;
 use crate::tensors::kind::{self, Kind};
+use crate::tensors::torch::dcp;
 use crate::tensors::{Dump, Outline, folder, shards};
 use gcodec::Limits;
 use gcodec::file::File;
@@ -37,7 +38,13 @@ pub(crate) fn bytes(paths: &[PathBuf]) -> u64 {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| len(&entry.path())).sum()
     };
-    paths.iter().map(|path| if path.is_dir() { in_folder(path) } else { len(path) }).sum()
+    let all = |path: &Path| match (path.is_dir(), dcp::is_metadata_path(path), path.parent()) {
+        (true, ..) => in_folder(path),
+        // It stands for the files beside it.
+        (_, true, Some(folder)) => in_folder(folder),
+        _ => len(path),
+    };
+    paths.iter().map(|path| all(path)).sum()
 }
 
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -71,7 +71,7 @@ impl Storages {
                 Place::Compressed => None,
             })
             .collect();
-        all.sort_by(|a, b| a.1.start.cmp(&b.1.start));
+        all.sort_by_key(|storage| storage.1.start);
         all
     }
 }

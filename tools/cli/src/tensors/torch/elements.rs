@@ -13,9 +13,14 @@ pub(super) enum Element {
 }
 
 impl Element {
-    /// Whether elements of the type are read.
-    pub(super) fn is_known(self) -> bool {
-        matches!(self, Self::Known(_))
+    /// Whether the bytes of an element are not known.
+    pub(super) fn is_unknown(self) -> bool {
+        matches!(self, Self::Other("unknown", _))
+    }
+
+    /// Whether an element has a real and an imaginary part.
+    pub(super) fn is_complex(self) -> bool {
+        matches!(self, Self::Other("complex32" | "complex64" | "complex128", _))
     }
 
     /// Returns the name of the type.
@@ -96,7 +101,7 @@ const KNOWN: [(&str, Dtype); 17] = [
 ];
 
 /// Types that are named only, with the bytes of an element.
-const OTHERS: [(&str, u64); 10] = [
+const OTHERS: [(&str, u64); 15] = [
     ("complex32", 4),
     ("complex64", 8),
     ("complex128", 16),
@@ -107,4 +112,9 @@ const OTHERS: [(&str, u64); 10] = [
     ("quint2x4", 1),
     ("float8_e8m0fnu", 1),
     ("float4_e2m1fn_x2", 1),
+    ("bits8", 1),
+    ("bits16", 2),
+    ("bits1x8", 1),
+    ("bits2x4", 1),
+    ("bits4x2", 1),
 ];

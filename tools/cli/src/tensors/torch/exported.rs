@@ -138,6 +138,7 @@ fn add(
                 shape: numbers(&meta.sizes),
                 strides: numbers(&meta.strides),
                 is_negative: false,
+                is_conjugate: false,
             };
             let mut copies = input.len();
             match view.read(input, range, &name, &mut copies) {

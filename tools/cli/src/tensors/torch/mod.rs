@@ -5,8 +5,8 @@
 //!            | NAME/byteorder ("little" or "big"; little if missing)
 //!            | NAME/constants.pkl, NAME/constants/KEY (of TorchScript, the same for constants)
 //! ```
-//! Tensors are found in any container, object and module. A sparse or nested tensor becomes its parts, such as
-//! `NAME.indices` and `NAME.values`. A tensor whose elements are not told is opaque.
+//! Tensors are found in any container, object and module. A sparse or nested tensor becomes its parts, such
+//! as `NAME.indices` and `NAME.values`. A tensor whose elements are not told is opaque.
 //!
 //! The archive's entries are stored, so tensors borrow from the mapped file if their elements are contiguous.
 
@@ -24,11 +24,11 @@ mod walk;
 mod wrapped;
 
 use super::archive::{self, Archive};
-use super::{Data, Dump, Opaque, check_unique};
+use super::{Data, Dump, Opaque, Plain, check_unique};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
 use container::{Storages, entry};
-use pickle::Pickle;
+use pickle::{Node, Pickle};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ use walk::Reader;
 const MAX_PICKLE: u64 = 256 << 20;
 /// Most bytes that views may have together beyond those of the file: an expanded view repeats elements.
 const MAX_VIEWS: usize = 1 << 30;
+/// Why elements are not read.
+const NOT_READ: &str = "elements of this type are not read";
 const BIG_ENDIAN: &str = "its elements are big-endian; load and save it on a little-endian machine";
 
 /// Returns the prefix of the archive's names if it has a `data.pkl`.
@@ -106,6 +108,18 @@ fn part(
     let pickle = Pickle::read(&pickle).map_err(|e| e.about(&file))?;
     let storages = Storages::of_archive(archive, &format!("{prefix}{name}/"), start)?;
     collect(input, &pickle, &storages, root)
+}
+
+/// Returns the integer or the text that an archive of `torch.save` holds.
+fn plain(bytes: &[u8]) -> Option<Plain> {
+    let mut archive = archive::open(bytes).ok()?;
+    let prefix = prefix(&archive)?;
+    let pickle = Pickle::read(&entry(&mut archive, &format!("{prefix}data.pkl"), MAX_PICKLE).ok()?).ok()?;
+    match pickle.node(pickle.root()) {
+        Node::Int(number) => Some(Plain::Int(*number)),
+        Node::Text(text) => Some(Plain::Text(text.clone())),
+        _ => None,
+    }
 }
 
 /// Collects the tensors of a pickle; a storage that none has is opaque.
@@ -218,7 +232,7 @@ mod tests {
             [
                 ("quantised", "qint8", &[3][..], 3),
                 ("complex", "complex64", &[2], 16),
-                ("meta", "float32", &[3, 4], 0),
+                ("meta", "f32", &[3, 4], 0),
                 ("numpy", "numpy", &[4], 16),
             ]
         );

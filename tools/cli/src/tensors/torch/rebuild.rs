@@ -155,8 +155,8 @@ impl Reader<'_> {
             set.into_iter().any(|id| pickle.node(id) == &Node::Bool(true))
         };
         let (shape, strides) = (numbers(*size)?, numbers(*stride)?);
-        let is_negative = is_set("neg") || is_set("conj");
-        Ok((View { element, offset, shape, strides, is_negative }, range))
+        let (is_negative, is_conjugate) = (is_set("neg"), is_set("conj"));
+        Ok((View { element, offset, shape, strides, is_negative, is_conjugate }, range))
     }
 
     /// Finds the bytes of `('storage', type, key, location, elements)`.
@@ -187,7 +187,14 @@ impl Reader<'_> {
             Ok((element, range)) => {
                 let element = if element == Element::Untyped { Element::Known(Dtype::U8) } else { element };
                 let shape = vec![range.len() as u64 / element.width()];
-                let view = View { element, offset: 0, shape, strides: vec![1], is_negative: false };
+                let view = View {
+                    element,
+                    offset: 0,
+                    shape,
+                    strides: vec![1],
+                    is_negative: false,
+                    is_conjugate: false,
+                };
                 match view.read(self.input, range, &name, &mut self.copies) {
                     Ok(tensor) => self.add(tensor),
                     Err(unread) => self.add_unread(*unread),
@@ -221,13 +228,7 @@ impl Reader<'_> {
     }
 
     /// Collects tensors of which another consists, under the names of its parts.
-    pub(super) fn parts(
-        &mut self,
-        names: &[&str],
-        parts: &[Id],
-        path: &mut String,
-        depth: usize,
-    ) -> Result<()> {
+    pub(super) fn parts(&mut self, names: &[&str], parts: &[Id], path: &str, depth: usize) -> Result<()> {
         let mut path = named(path);
         for (number, part) in parts.iter().enumerate() {
             let number = number.to_string();
@@ -238,7 +239,7 @@ impl Reader<'_> {
     }
 
     /// Collects the parts of a nested tensor with the layout jagged.
-    fn jagged(&mut self, parts: Id, path: &mut String, depth: usize) -> Result<()> {
+    fn jagged(&mut self, parts: Id, path: &str, depth: usize) -> Result<()> {
         for name in ["values", "offsets", "lengths"] {
             if let Some(part) = self.pickle.value(parts, name) {
                 self.parts(&[name], &[part], path, depth)?;

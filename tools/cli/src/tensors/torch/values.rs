@@ -43,10 +43,13 @@ impl Pickle {
         }
     }
 
-    /// Returns the value of a key in [`Pickle::pairs`].
+    /// Returns the value of a key in [`Pickle::pairs`], or of a slot of an object.
     pub(super) fn value(&self, id: Id, key: &str) -> Option<Id> {
         let is_key = |id: Id| matches!(self.node(id), Node::Text(text) if text == key);
-        self.pairs(id).iter().find(|pair| is_key(pair[0])).map(|pair| pair[1])
+        let find = |id: Id| self.pairs(id).iter().find(|pair| is_key(pair[0])).map(|pair| pair[1]);
+        // The state of an object with slots is a pair of dicts.
+        let slots = || self.items(self.state(id)?)?.iter().find_map(|state| find(*state));
+        find(id).or_else(slots)
     }
 
     /// Returns the items of a tuple or a list.

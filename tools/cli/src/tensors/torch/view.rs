@@ -1,5 +1,6 @@
 //! Tensors as views of storages: borrowed where their elements lie in order, copied elsewhere.
 
+use super::NOT_READ;
 use super::elements::Element;
 use super::strided::{Place, Strided};
 use crate::fail::Failure;
@@ -8,9 +9,6 @@ use crate::tensors::{Data, NamedTensor, Opaque};
 use gcodec::tensor::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Why elements are not read.
-const NOT_READ: &str = "elements of this type are not read";
 
 /// A view of a storage.
 #[derive(Debug)]
@@ -22,6 +20,8 @@ pub(super) struct View {
     pub(super) strides: Vec<u64>,
     /// Whether its elements are those of the storage with the other sign.
     pub(super) is_negative: bool,
+    /// Whether they are the conjugates.
+    pub(super) is_conjugate: bool,
 }
 
 impl View {
@@ -50,8 +50,10 @@ impl View {
                     Box::new(Unread { opaque: opaque(0, failure.message.clone()), fault: Some(failure) })
                 }),
             _ => {
-                let opaque = opaque(data.len() as u64, NOT_READ.to_owned());
-                let opaque = if self.is_negative { opaque } else { opaque.with_data(data) };
+                let is_unknown = self.element.is_unknown();
+                let bytes = if is_unknown { storage.len() } else { data.len() } as u64;
+                let opaque = opaque(bytes, NOT_READ.to_owned());
+                let opaque = if is_unknown { opaque } else { opaque.with_data(data) };
                 Err(Box::new(Unread { opaque, fault: None }))
             }
         }
@@ -70,7 +72,7 @@ impl View {
         let bytes = match view.find(storage.len()).map_err(|e| (e.message.clone(), Some(e)))? {
             Place::Contiguous(range) => {
                 let range = storage.start + range.start..storage.start + range.end;
-                if !self.is_negative {
+                if !self.is_negative && !self.is_conjugate {
                     return Ok(Data::Shared { input: Arc::clone(input), range });
                 }
                 range.len()
@@ -82,6 +84,9 @@ impl View {
             (format!("a view of {bytes} bytes on a storage of {len}: save a contiguous copy"), None)
         })?;
         let mut data = view.gather(&input[storage]);
+        if self.is_conjugate {
+            conjugate(&mut data, self.element).map_err(|reason| (reason, None))?;
+        }
         if self.is_negative {
             negate(&mut data, self.element).map_err(|reason| (reason, None))?;
         }
@@ -97,10 +102,25 @@ pub(super) struct Unread {
     pub(super) fault: Option<Failure>,
 }
 
+/// Gives the imaginary part of each element the other sign.
+fn conjugate(data: &mut [u8], element: Element) -> std::result::Result<(), String> {
+    if !element.is_complex() {
+        return Err("its elements have another sign than its storage's".to_owned());
+    }
+    let width = element.width() as usize;
+    data.chunks_exact_mut(width).for_each(|bytes| bytes[width - 1] ^= 0x80);
+    Ok(())
+}
+
 /// Gives each element the other sign.
 fn negate(data: &mut [u8], element: Element) -> std::result::Result<(), String> {
-    let Element::Known(dtype) = element else { return Ok(()) };
     let width = element.width() as usize;
+    let Element::Known(dtype) = element else {
+        conjugate(data, element)?;
+        // The sign of the real part.
+        data.chunks_exact_mut(width).for_each(|bytes| bytes[width / 2 - 1] ^= 0x80);
+        return Ok(());
+    };
     for bytes in data.chunks_exact_mut(width) {
         let last = width - 1;
         match dtype {

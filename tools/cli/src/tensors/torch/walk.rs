@@ -16,6 +16,8 @@ pub(super) const MAX_DEPTH: usize = 256;
 /// Most visits of values in containers that were visited before, under another name.
 const MAX_REPEATS: usize = 1 << 18;
 
+/// Most integers and texts that are kept.
+const MAX_PLAIN: usize = 1 << 20;
 /// Most bytes of all names.
 const MAX_NAMES: usize = 512 << 20;
 
@@ -90,6 +92,7 @@ impl<'a> Reader<'a> {
         let pickle = self.pickle;
         match pickle.node(id) {
             Node::Persistent(_) => self.whole(id, path),
+            Node::Int(_) | Node::Text(_) if self.dump.plain.len() >= MAX_PLAIN => {}
             Node::Int(number) => _ = self.dump.plain.insert(path.clone(), Plain::Int(*number)),
             Node::Text(text) => _ = self.dump.plain.insert(path.clone(), Plain::Text(text.clone())),
             Node::None | Node::Bool(_) | Node::Float(_) | Node::Bytes(_) | Node::Global(_) => {}

@@ -33,6 +33,9 @@ impl Reader<'_> {
             Some(state) => pickle.items(state).unwrap_or(std::slice::from_ref(&state)).to_vec(),
             None => Vec::new(),
         };
+        if class == "ShardedTensor" && states.first().is_some_and(|shards| self.is_shards(*shards)) {
+            return self.shards(states[0], path, depth);
+        }
         let value = |key: &str| states.iter().find_map(|state| pickle.value(*state, key));
         // Of these, the inner tensor is what this process has of the elements.
         let inner = match class.as_str() {
@@ -83,24 +86,36 @@ impl Reader<'_> {
         }
     }
 
-    /// Collects the local part of a `ShardedTensor`. Returns whether the object is one.
+    /// Collects the local parts of a `ShardedTensor` that is no tensor. Returns whether the object is one.
     pub(super) fn sharded(&mut self, id: Id, path: &mut String, depth: usize) -> Result<bool> {
         let pickle = self.pickle;
-        if !pickle.class(id).is_some_and(|class| class.ends_with(".ShardedTensor")) {
-            return Ok(false);
+        let is_one = pickle.class(id).is_some_and(|class| class.ends_with(".ShardedTensor"));
+        let shards = pickle.state(id).and_then(|state| pickle.items(state)?.first().copied());
+        match shards.filter(|shards| is_one && self.is_shards(*shards)) {
+            Some(shards) => self.shards(shards, path, depth).map(|()| true),
+            None => Ok(false),
         }
-        let shards = pickle.state(id).and_then(|state| pickle.items(*pickle.items(state)?.first()?));
-        let tensors: Option<Vec<Id>> =
-            shards.map(|shards| shards.iter().filter_map(|shard| pickle.value(*shard, "tensor")).collect());
-        match tensors.as_deref() {
-            Some([one]) => {
+    }
+
+    /// Whether a value is a list of shards.
+    fn is_shards(&self, id: Id) -> bool {
+        let shards = self.pickle.items(id).unwrap_or_default();
+        !shards.is_empty() && shards.iter().all(|shard| self.pickle.value(*shard, "tensor").is_some())
+    }
+
+    /// Collects the shards of a tensor: one has its name, several have their positions.
+    fn shards(&mut self, shards: Id, path: &mut String, depth: usize) -> Result<()> {
+        let shards = self.pickle.items(shards).unwrap_or_default();
+        let tensors: Vec<Id> =
+            shards.iter().filter_map(|shard| self.pickle.value(*shard, "tensor")).collect();
+        match &tensors[..] {
+            [one] => {
                 self.walk(*one, path, depth + 1)?;
                 self.dump.placements.insert(named(path), "one rank's part of a ShardedTensor".to_owned());
+                Ok(())
             }
-            Some(parts) => self.parts(&[], parts, path, depth)?,
-            None => return Ok(false),
+            parts => self.parts(&[], parts, path, depth),
         }
-        Ok(true)
     }
 
     /// Returns the bytes of the storages in a value.

@@ -14,8 +14,8 @@ use std::path::{Component, Path};
 pub(super) struct Metadata {
     /// In the order of the pickle.
     pub(super) tensors: Vec<Tensor>,
-    /// Names of entries that are no tensors.
-    pub(super) others: Vec<String>,
+    /// Entries that are no tensors: their names, and the numbers of their places.
+    pub(super) others: Vec<(String, Option<usize>)>,
     /// All stored pieces, also of entries that are no tensors.
     pub(super) stored: Vec<Stored>,
 }
@@ -80,7 +80,7 @@ impl Reader<'_> {
         for [key, entry] in pickle.pairs(entries) {
             let name = pickle.text(*key).ok_or_else(|| Failure::invalid("an entry without a name"))?;
             if pickle.class(*entry).is_some_and(|class| class.ends_with(".BytesStorageMetadata")) {
-                found.others.push(name.to_owned());
+                found.others.push((name.to_owned(), places.get(&(name, None)).copied()));
                 continue;
             }
             let tensor = self.tensor(name, *entry, places);

@@ -4,18 +4,17 @@
 //! __0_0.distcp: chunk, chunk, .. (each an archive of torch.save with one tensor, or another object)
 //! .metadata:    for each tensor its type, shape and chunks; for each chunk its file, offset and length
 //! ```
-//! A chunk whose file is missing, or that is not what `.metadata` says, makes its tensor opaque, and is a fault.
+//! A chunk whose file is missing, or that is not what `.metadata` says, is a fault: its tensor is opaque.
 
 mod metadata;
 
 use super::super::chunked::{Chunk, Chunked};
-use super::super::{Data, Dump, NamedTensor, Opaque, check_unique, quoted};
+use super::super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
 use super::elements::Element;
 use crate::fail::{Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::output::{counted, warn};
 use gcodec::internal::elements;
-use gcodec::tensor::Dtype;
 use metadata::{Metadata, Stored, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -35,6 +34,11 @@ const MAX_NAMED: usize = 1;
 pub(crate) fn is_metadata(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(HEAD)];
     head.starts_with(b"\x80") && head.windows(CLASS.len()).any(|window| window == CLASS)
+}
+
+/// Whether a path is that of a `.metadata`.
+pub(crate) fn is_metadata_path(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == NAME)
 }
 
 /// Returns the `.metadata` of a folder that has one.
@@ -61,16 +65,21 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
     for tensor in &metadata.tensors {
         let placement = placement(tensor, &metadata.stored);
         dump.placements.insert(tensor.name.clone(), placement);
-        match files.tensor(tensor, &metadata.stored) {
-            Ok(read) => dump.tensors.push(read),
-            Err(reason) => {
-                if tensor.element.is_known() {
-                    dump.faults.push(Failure::invalid(&reason).about(quoted(&tensor.name)));
-                }
-                let dtype = tensor.element.name();
-                let bytes = elements(&tensor.shape).and_then(|n| n.checked_mul(tensor.element.width()));
-                let shape = Some(tensor.shape.clone());
-                dump.opaque.push(Opaque::new(tensor.name.clone(), dtype, shape, bytes.unwrap_or(0), reason));
+        let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+        let bytes = elements(&shape).and_then(|n| n.checked_mul(tensor.element.width())).unwrap_or(0);
+        let opaque = |reason: String| {
+            Opaque::new(name.clone(), tensor.element.name(), Some(shape.clone()), bytes, reason)
+        };
+        if tensor.element.is_unknown() {
+            dump.opaque.push(opaque(super::NOT_READ.to_owned()));
+            continue;
+        }
+        match (files.data(tensor, &metadata.stored), tensor.element) {
+            (Ok(data), Element::Known(dtype)) => dump.tensors.push(NamedTensor { name, dtype, shape, data }),
+            (Ok(data), _) => dump.opaque.push(opaque(super::NOT_READ.to_owned()).with_data(data)),
+            (Err(reason), _) => {
+                dump.faults.push(Failure::invalid(&reason).about(quoted(&name)));
+                dump.opaque.push(opaque(reason));
             }
         }
     }
@@ -78,7 +87,12 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
         return Err(Failure::invalid("a distributed checkpoint without tensors"));
     }
     check_unique(dump.names(), Failure::invalid)?;
-    if let [first, more @ ..] = &metadata.others[..] {
+    for (name, stored) in &metadata.others {
+        if let Some(plain) = stored.and_then(|number| files.plain(&metadata.stored[number])) {
+            dump.plain.insert(name.clone(), plain);
+        }
+    }
+    if let [(first, _), more @ ..] = &metadata.others[..] {
         let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
         warn(format_args!("{}: {first:?}{more} left out: no tensors", path.display()));
     }
@@ -130,31 +144,23 @@ impl Files {
         Ok(Self(files))
     }
 
-    /// Puts a tensor together. The error is the reason why it cannot.
-    fn tensor(&self, tensor: &Tensor, stored: &[Stored]) -> std::result::Result<NamedTensor, String> {
-        let Element::Known(dtype) = tensor.element else {
-            return Err("elements of this type are not read".to_owned());
-        };
+    /// Puts the elements of a tensor together. The error is the reason why that cannot be.
+    fn data(&self, tensor: &Tensor, stored: &[Stored]) -> std::result::Result<Data, String> {
         let mut chunks = Vec::with_capacity(tensor.chunks.len());
         for chunk in &tensor.chunks {
             let about = |what: &str| format!("its chunk at {:?} {what}", chunk.offsets);
             let stored = &stored[chunk.stored.ok_or_else(|| about("is in no file"))?];
             let place = format!("in {} at byte {:#x}", stored.file, stored.range.start);
-            let data =
-                self.piece(stored, dtype, &chunk.sizes).map_err(|e| about(&format!("{place}: {e}")))?;
+            let data = self.piece(stored, tensor.element, &chunk.sizes);
+            let data = data.map_err(|e| about(&format!("{place}: {e}")))?;
             chunks.push(Chunk { offsets: chunk.offsets.clone(), sizes: chunk.sizes.clone(), data });
         }
-        let chunked = Chunked::new(dtype.bits() as usize / 8, &tensor.shape, chunks)?;
-        Ok(NamedTensor {
-            name: tensor.name.clone(),
-            dtype,
-            shape: tensor.shape.clone(),
-            data: Data::Chunked(Box::new(chunked)),
-        })
+        let chunked = Chunked::new(tensor.element.width() as usize, &tensor.shape, chunks)?;
+        Ok(Data::Chunked(Box::new(chunked)))
     }
 
     /// Returns the elements of a stored chunk.
-    fn piece(&self, stored: &Stored, dtype: Dtype, sizes: &[u64]) -> std::result::Result<Data, String> {
+    fn piece(&self, stored: &Stored, element: Element, sizes: &[u64]) -> std::result::Result<Data, String> {
         let Some(Some(input)) = self.0.get(&stored.file) else {
             return Err("the file is not there".to_owned());
         };
@@ -163,13 +169,25 @@ impl Files {
         }
         // The range was found to lie in the file.
         let range = stored.range.start as usize..stored.range.end as usize;
-        let dump = super::read_range(input, range).map_err(|e| e.message)?;
-        match <[NamedTensor; 1]>::try_from(dump.tensors) {
-            Ok([piece]) if dump.opaque.is_empty() && (piece.dtype, &piece.shape[..]) == (dtype, sizes) => {
-                Ok(piece.data)
+        let mut dump = super::read_range(input, range).map_err(|e| e.message)?;
+        let data = match (dump.tensors.pop(), dump.opaque.pop(), element) {
+            (Some(piece), None, Element::Known(dtype)) => {
+                Some(piece.data).filter(|_| (piece.dtype, &piece.shape[..]) == (dtype, sizes))
             }
-            _ => Err(format!("it is not one tensor of {} with the shape {sizes:?}", dtype.name())),
-        }
+            (None, Some(mut piece), Element::Other(dtype, _)) => {
+                let data = piece.take_data().map(|(data, _)| data);
+                data.filter(|_| (&*piece.dtype, piece.shape.as_deref()) == (dtype, Some(sizes)))
+            }
+            _ => None,
+        };
+        let data = data.filter(|_| dump.tensors.is_empty() && dump.opaque.is_empty());
+        data.ok_or_else(|| format!("it is not one tensor of {} with the shape {sizes:?}", element.name()))
+    }
+
+    /// Returns the integer or the text that is stored here.
+    fn plain(&self, stored: &Stored) -> Option<Plain> {
+        let input = self.0.get(&stored.file)?.as_ref().filter(|_| stored.transforms.is_empty())?;
+        super::plain(&input[stored.range.start as usize..stored.range.end as usize])
     }
 
     /// Names parts in the folder that belong to no tensor.
