@@ -118,7 +118,7 @@ fn arrays_that_are_no_numbers_come_back_too() {
     let dir = Dir::new();
     odd_archive(&dir, "abc");
     let text = dir.well("inspect abc.npz --tensors").out();
-    for part in ["names", "<U3", "text", "complex", "a structure", "pickled", "about/readme.txt", "5.000"] {
+    for part in ["names", "<U3", "text", "<c8", "a structure", "pickled", "about/readme.txt", "5.000"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     dir.well("encode abc.npz -o x.gcu --codec lossless");
@@ -210,4 +210,65 @@ fn arrays_one_after_another_are_all_read() {
     }
     std::fs::write(dir.path("junk.npy"), [&a[..], b"junk"].concat()).unwrap();
     dir.fails(3, "do not match", "inspect junk.npy");
+}
+
+#[test]
+fn types_with_a_definition_are_read() {
+    let dir = Dir::new();
+    let values: [(&str, &[u64], Vec<u8>, f64); 3] = [
+        ("F8_E8M0", &[2, 1], vec![127, 128], 5f64.sqrt()),
+        ("F6_E2M3", &[4], vec![8, 0, 0], 1.0),
+        ("C64", &[2], f32s(&[3.0, -4.0, 0.0, 12.0]), 13.0),
+    ];
+    for (dtype, shape, bytes, norm) in &values {
+        write_tensors(&dir.path("x.safetensors"), &[("scale", dtype, shape, bytes)]);
+        let run = dir.well("inspect x.safetensors --json");
+        assert!(run.err.is_empty(), "{}", run.err);
+        let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+        let tensor = &report["updates"][0]["tensors"][0];
+        assert_eq!((&tensor["dtype"], tensor["nan"].as_u64()), (&(*dtype).into(), Some(0)), "{tensor}");
+        assert!(
+            (tensor["norm"].as_f64().unwrap() - norm).abs() < 1e-6 && tensor["opaque"].is_null(),
+            "{tensor}"
+        );
+        dir.well("encode x.safetensors -o x.gcu --codec topk:density=0.1");
+        dir.well("decode x.gcu -o y.safetensors");
+        dir.well("diff x.safetensors y.safetensors");
+    }
+    write_tensors(&dir.path("n.safetensors"), &[("scale", "F8_E8M0", &[3], &[1, 255, 2])]);
+    let text = dir.well("inspect n.safetensors --tensors").out();
+    assert!(text.contains("1 NaN"), "{text}");
+    // Bytes that do not hold the shape.
+    write_tensors(&dir.path("n.safetensors"), &[("scale", "F8_E8M0", &[3], &[1, 255])]);
+    dir.fails(3, "2 bytes do not match the shape [3] of F8_E8M0", "inspect n.safetensors");
+}
+
+#[test]
+fn metadata_that_is_no_text_is_named_and_read() {
+    let dir = Dir::new();
+    let header = r#"{"__metadata__":{"step":7,"args":{"lr":0.1}},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[9]].concat();
+    std::fs::write(dir.path("x.safetensors"), bytes).unwrap();
+    let run = dir.well("inspect x.safetensors");
+    assert!(run.err.contains("__metadata__") && run.err.contains("\"args\": {\"lr\":0.1}"), "{}", run.err);
+    assert!(run.out().contains("step 7"), "{}", run.out());
+}
+
+#[test]
+fn a_file_that_is_no_tensors_is_named_for_what_it_is() {
+    let dir = Dir::new();
+    let cases: [(&str, &str); 5] = [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
+        ("\n<!doctype html><html>", "error page"),
+        ("<?xml version=\"1.0\"?><Error>", "error page"),
+        ("Entry not found", "beginning with \"Entry not found\""),
+        ("gr\u{fc}n\nist", "beginning with \"gr\u{fc}n\""),
+    ];
+    for (text, part) in cases {
+        std::fs::write(dir.path("x.safetensors"), text).unwrap();
+        for line in ["inspect", "encode -o x.gcu --codec lossless", "diff x.safetensors"] {
+            let run = dir.fails(3, part, &format!("{line} x.safetensors"));
+            assert!(!run.err.contains("header of"), "{}", run.err);
+        }
+    }
 }

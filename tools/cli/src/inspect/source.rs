@@ -141,7 +141,10 @@ fn of_dump(path: &Path, kind: &'static str, bytes: u64, dump: &Dump, wanted: &Wa
         })
         .collect();
     let opaque = dump.opaque.iter().filter(|t| is_wanted(&t.name));
-    rows.extend(opaque.map(Tensor::of_opaque));
+    rows.extend(opaque.map(|tensor| match tensor.values().filter(|_| !wanted.quick) {
+        Some(values) => Tensor::of_values(tensor, &values.view(), &options),
+        None => Tensor::of_opaque(tensor),
+    }));
     for row in &mut rows {
         row.placement = dump.placements.get(&row.name).cloned();
     }

@@ -65,6 +65,9 @@ pub(crate) struct Tensor {
     /// Whether its values change a base: then they alone are no tensor, and have no norm.
     #[serde(skip)]
     pub(crate) delta: bool,
+    /// Whether its values are floats that were made of those of a type that streams do not have.
+    #[serde(skip)]
+    is_converted: bool,
 }
 
 impl Tensor {
@@ -122,7 +125,19 @@ impl Tensor {
         (row.dtype, row.source_bytes) = (tensor.dtype.clone(), tensor.bytes);
         row.value_bits = tensor.bytes as f64 * 8.0;
         (row.stats.elements, row.stats.kept, row.stats.unread) = (elements, elements, elements);
-        row.opaque = Some(tensor.reason.clone().into_owned());
+        // A quick look reads no values.
+        row.opaque = (!tensor.has_values()).then(|| tensor.reason.clone().into_owned());
+        row
+    }
+
+    /// Returns the row of a tensor whose values are known, although streams have no such type.
+    pub(crate) fn of_values(
+        tensor: &Opaque,
+        values: &gcodec::TensorView<'_>,
+        options: &StatsOptions,
+    ) -> Self {
+        let mut row = Self::of_opaque(tensor);
+        (row.stats, row.is_converted) = (Stats::of(values, options), true);
         row
     }
 
@@ -190,7 +205,7 @@ impl Tensor {
 
     /// Computes what follows from the sums, once all blocks were added.
     pub(crate) fn finish(&mut self) {
-        let is_float = Dtype::from_name(&self.dtype).is_some_and(Dtype::is_float);
+        let is_float = self.is_converted || Dtype::from_name(&self.dtype).is_some_and(Dtype::is_float);
         if is_float && self.stats.unread == 0 && self.opaque.is_none() {
             let (nan, infinite) = (self.stats.nan, self.stats.infinite);
             self.finite = self.kept.map(|kept| kept.saturating_sub(nan + infinite));

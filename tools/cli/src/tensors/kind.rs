@@ -1,7 +1,7 @@
 //! Kinds of files, found by the first bytes and not by the name.
 
 use super::torch::{dcp, exported, legacy};
-use super::{archive, gguf};
+use super::{archive, gguf, safetensors};
 use crate::fail::{Failure, Result};
 use gcodec::frame::MAGIC;
 use gcodec::internal::{PREAMBLE_LEN, SYNC};
@@ -57,8 +57,7 @@ impl Kind {
             _ if legacy::is_legacy(bytes) => Ok(Self::Torch),
             _ if dcp::is_metadata(bytes) => Ok(Self::Distributed),
             _ if bytes.starts_with(gguf::MAGIC) => Ok(Self::Gguf),
-            // A length of the header below 2^40, and a header that is a JSON object.
-            [_, _, _, _, _, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
+            _ if safetensors::looks_like(bytes) => Ok(Self::Safetensors),
             _ if bytes.trim_ascii_start().starts_with(b"{") && find(bytes, b"\"weight_map\"") => {
                 Ok(Self::Shards)
             }
@@ -136,7 +135,7 @@ const TAR: &str = "a PyTorch file from before version 0.4, a tar archive: load i
                    reads it, and save it again";
 
 /// Signatures of other files: offset, bytes, what it is and what to do.
-const SIGNATURES: [(usize, &[u8], &str); 24] = [
+const SIGNATURES: [(usize, &[u8], &str); 22] = [
     (0, b"\x1f\x8b", "gzip: unpack it with gunzip"),
     (0, b"\x28\xb5\x2f\xfd", "zstd: unpack it with `zstd -d`"),
     (0, b"BZh", "bzip2: unpack it with bunzip2"),
@@ -154,14 +153,20 @@ const SIGNATURES: [(usize, &[u8], &str); 24] = [
     (0, b"PAR1", "Parquet: it holds tables, not tensors"),
     (0, b"ARROW1", "an Arrow file: it holds tables, not tensors"),
     (0, POINTER, "a Git LFS pointer, not the file itself: run `git lfs pull`"),
-    (0, b"<!DOCTYPE", "an HTML page: the download gave an error page"),
-    (0, b"<html", "an HTML page: the download gave an error page"),
     (0, b"\x7fELF", "a program"),
     (0, b"\x89PNG", "a PNG picture"),
     (0, b"%PDF", "a PDF document"),
     (0, b"SQLite format 3", "an SQLite database"),
     (0, b"lmgg", "a llama.cpp model from before GGUF: convert it to GGUF"),
 ];
+
+/// Returns the failure for a file that should be safetensors and begins otherwise: what it looks like.
+pub(super) fn not_safetensors(bytes: &[u8]) -> Failure {
+    match Kind::of(bytes) {
+        Ok(kind) => Failure::invalid(format_args!("not a safetensors file but {}", kind.name())),
+        Err(failure) => failure.about("not a safetensors file"),
+    }
+}
 
 /// Returns the failure for bytes of another kind.
 fn unknown(bytes: &[u8]) -> Failure {
@@ -174,6 +179,12 @@ fn unknown(bytes: &[u8]) -> Failure {
     if let Some((.., what)) = signature {
         return Failure::invalid(what);
     }
+    let page = bytes.trim_ascii_start();
+    let begins_with =
+        |with: &str| page.get(..with.len()).is_some_and(|b| b.eq_ignore_ascii_case(with.as_bytes()));
+    if ["<!doctype", "<html", "<head", "<?xml", "<error"].into_iter().any(begins_with) {
+        return Failure::invalid("a page of HTML or XML: the download gave an error page");
+    }
     let what = match bytes {
         [0x80, protocol @ 2..=5, ..] => {
             return Failure::invalid(format_args!(
@@ -183,7 +194,11 @@ fn unknown(bytes: &[u8]) -> Failure {
         }
         _ if bytes.trim_ascii_start().starts_with(b"{") => "JSON",
         _ if bytes.iter().take(4096).all(|b| *b == 0) => "zeros",
-        _ if std::str::from_utf8(&bytes[..bytes.len().min(256)]).is_ok_and(|t| !t.contains('\0')) => "text",
+        _ if is_text(&bytes[..bytes.len().min(256)]) => {
+            let line = String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned();
+            let line: String = line.chars().take(60).collect();
+            return Failure::invalid(format_args!("text, no tensors, beginning with {line:?}; {known}"));
+        }
         _ => "bytes of no known kind",
     };
     let begins: Vec<String> = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect();
@@ -191,6 +206,18 @@ fn unknown(bytes: &[u8]) -> Failure {
         "not a gcodec stream, and no tensors: {what}, beginning with {}; {known}",
         begins.join(" ")
     ))
+}
+
+fn is_text(bytes: &[u8]) -> bool {
+    // A character may be cut at the end.
+    let valid = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(e) if e.error_len().is_none() => {
+            return is_text(&bytes[..e.valid_up_to()]) && e.valid_up_to() > 0;
+        }
+        Err(_) => return false,
+    };
+    !valid.contains(|c: char| c.is_control() && !c.is_whitespace())
 }
 
 pub(super) fn find(bytes: &[u8], what: &[u8]) -> bool {

@@ -15,6 +15,7 @@ mod opaque;
 pub(crate) mod safetensors;
 pub(crate) mod shards;
 pub(crate) mod torch;
+mod values;
 
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};

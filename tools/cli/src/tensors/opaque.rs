@@ -1,8 +1,10 @@
 //! Tensors whose elements gcodec does not read: what their file says of them, and why they are not read.
 
 use super::label::Form;
+use super::values::Values;
 use super::{Data, Dump, NamedTensor, quoted};
 use crate::output::{counted, warn};
+use gcodec::tensor::TensorBuf;
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -50,6 +52,24 @@ impl Opaque {
         Self { form, ..self }
     }
 
+    /// Whether its values are known, although streams have no such type.
+    pub(crate) fn has_values(&self) -> bool {
+        self.known_values().is_some()
+    }
+
+    /// Returns its values as f32, for statistics: of complex numbers the magnitudes.
+    pub(crate) fn values(&self) -> Option<TensorBuf> {
+        let (values, shape, data) = self.known_values()?;
+        values.read(shape, data)
+    }
+
+    fn known_values(&self) -> Option<(Values, &[u64], &[u8])> {
+        let (shape, data) = (self.shape.as_deref()?, &self.data.as_ref()?[..]);
+        Values::of(&self.dtype)
+            .filter(|values| values.fits(shape, data.len()))
+            .map(|values| (values, shape, data))
+    }
+
     /// Whether its bytes are known.
     pub(super) fn has_data(&self) -> bool {
         self.data.is_some()
@@ -70,8 +90,9 @@ impl Dump {
 
     /// Names the tensors that cannot be read, with the reason of the first, and what becomes of them.
     pub(crate) fn warn_of_opaque(&self, path: &Path, fate: &str) {
-        let Some(first) = self.opaque.first() else { return };
-        let more = match self.opaque.len() - 1 {
+        let unread: Vec<&Opaque> = self.opaque.iter().filter(|tensor| !tensor.has_values()).collect();
+        let Some(first) = unread.first() else { return };
+        let more = match unread.len() - 1 {
             0 => String::new(),
             more => format!("; {} more {} opaque", counted(more as u64, "tensor"), are(more)),
         };

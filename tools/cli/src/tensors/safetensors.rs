@@ -8,13 +8,16 @@
 //! This parser replaces the crate `safetensors`, which the tests compare it with: its errors name the
 //! tensor, it refuses duplicate names, and tensors borrow from a shared map.
 
+use super::kind;
 use super::label::{Form, Labels};
 use super::{Data, Dump, NamedTensor, Opaque, Outline, Source, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
+use crate::output::warn;
 use gcodec::tensor::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
@@ -30,6 +33,9 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         )));
     };
     let header_bytes = u64::from_le_bytes(*len);
+    if !looks_like(bytes) {
+        return Err(kind::not_safetensors(bytes));
+    }
     if header_bytes > rest.len() as u64 {
         let what = format!("header of {header_bytes} bytes in a file of {}", bytes.len());
         return Err(Failure::invalid(what));
@@ -40,9 +46,6 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
     }
     // At most the length of a slice, so it fits.
     let (header, data) = rest.split_at(header_bytes as usize);
-    if header.first() != Some(&b'{') {
-        return Err(Failure::invalid("the header does not begin with '{'"));
-    }
     let header: Header =
         serde_json::from_slice(header).map_err(|e| Failure::invalid(e).about("safetensors header"))?;
 
@@ -207,15 +210,38 @@ impl<'de> Deserialize<'de> for Header {
                     if metadata.is_some() {
                         return Err(A::Error::duplicate_field(METADATA));
                     }
-                    metadata = Some(map.next_value::<Option<BTreeMap<String, String>>>()?);
+                    metadata = Some(
+                        map.next_value::<Option<BTreeMap<String, Value>>>()
+                            .map_err(|e| A::Error::custom(format_args!("{METADATA}: {e}")))?,
+                    );
                 }
-                header.metadata = metadata.flatten().unwrap_or_default();
+                header.metadata = texts(metadata.flatten().unwrap_or_default());
                 Ok(header)
             }
         }
 
         deserializer.deserialize_map(HeaderVisitor)
     }
+}
+
+/// Returns metadata as texts. Some programs write numbers there, which the format does not allow.
+fn texts(metadata: BTreeMap<String, Value>) -> BTreeMap<String, String> {
+    let others = metadata.iter().filter(|(_, value)| !value.is_string());
+    let others: Vec<String> = others.map(|(key, value)| format!("{key:?}: {value}")).collect();
+    if let Some(first) = others.first() {
+        let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
+        warn(format_args!("{METADATA} of a safetensors file has values that are no texts: {first}{more}"));
+    }
+    let text = |value| match value {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    metadata.into_iter().map(|(key, value)| (key, text(value))).collect()
+}
+
+/// Whether bytes begin as a file of this format does: a length below 2^40, and a JSON object.
+pub(super) fn looks_like(bytes: &[u8]) -> bool {
+    matches!(bytes, [_, _, _, _, _, 0, 0, 0, b'{', ..])
 }
 
 /// Whether a file can have `bytes` bytes as an opaque tensor of this element type and shape.
@@ -354,6 +380,14 @@ mod tests {
     }
 
     #[test]
+    fn metadata_that_is_no_text_is_read_as_its_json() {
+        let header = r#"{"__metadata__":{"epoch":3,"name":"x","list":[1,null],"none":null}}"#;
+        let metadata = parse(file(header, &[])).unwrap().metadata;
+        let found: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(found, [("epoch", "3"), ("list", "[1,null]"), ("name", "x"), ("none", "null")]);
+    }
+
+    #[test]
     fn every_prefix_is_refused() {
         let bytes = written(&one_of_each(), &BTreeMap::new());
         for len in 0..bytes.len() {
@@ -382,9 +416,9 @@ mod tests {
         };
         let long = format!("[{}]", "18446744073709551615,".repeat(100) + "2");
         let cases = [
-            ("", "begin with"),
-            (" {}", "begin with"),
-            ("[]", "begin with"),
+            ("", "not a safetensors file"),
+            (" {}", "not a safetensors file"),
+            ("[]", "not a safetensors file"),
             ("{", "EOF"),
             (&"{\"a\":".repeat(10_000), "header"),
             ("{}{}", "trailing"),
@@ -403,7 +437,8 @@ mod tests {
             (&format!("{{{}}}", tensor("F4", "[15]", "[0,8]")), "odd"),
             (&format!("{{{0},{0}}}", tensor("F64", "[1]", "[0,8]")), "twice"),
             (&format!("{{{},{}}}", tensor("F32", "[1]", "[0,4]"), tensor("F32", "[1]", "[4,8]")), "twice"),
-            (r#"{"__metadata__":{"a":1}}"#, "header"),
+            (r#"{"__metadata__":[1]}"#, "__metadata__: invalid type"),
+            (r#"{"__metadata__":{"a":1}}"#, "cover 0"),
             (r#"{"__metadata__":{},"__metadata__":{}}"#, "duplicate"),
             ("{}", "cover 0"),
         ];
@@ -424,7 +459,7 @@ mod tests {
             let bytes = [&len.to_le_bytes()[..], b"{}"].concat();
             assert_eq!(parse(bytes).unwrap_err().code, Code::Invalid);
         }
-        let bytes = [&(MAX_HEADER_BYTES + 1).to_le_bytes()[..], &vec![b' '; 100_000_001]].concat();
+        let bytes = [&(MAX_HEADER_BYTES + 1).to_le_bytes()[..], b"{", &vec![b' '; 100_000_000]].concat();
         assert_eq!(parse(bytes).unwrap_err().code, Code::Limit);
     }
 
