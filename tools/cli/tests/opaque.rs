@@ -106,6 +106,14 @@ fn a_checkpoint_comes_back_whole() {
             report.lines().nth(1).unwrap().split_once(',').unwrap().1.to_owned()
         };
         assert_eq!(odd(file), odd("back.safetensors"));
+        for line in ["inspect x.gcu", "inspect x.gcu --coding", "inspect x.gcu --step 0"] {
+            let run = dir.well(&format!("{line} --json"));
+            let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+            let update = &report["updates"][0];
+            let odd = update["tensors"].as_array().unwrap().iter().find(|t| t["name"] == "odd").unwrap();
+            assert!(odd["dtype"] == dtype && odd["opaque"].is_string(), "{line}: {odd}");
+            assert_eq!(update["norm"].as_f64(), Some(5.0), "{line}");
+        }
         for pair in [format!("{file} x.gcu"), format!("x.gcu {file}"), format!("{file} back.safetensors")] {
             let run = dir.well(&format!("diff {pair} --all"));
             assert!(run.out().contains("odd") && run.out().contains(dtype), "{}", run.out());

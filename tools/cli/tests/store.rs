@@ -50,6 +50,9 @@ fn opaque_tensors_come_back_whole() {
     dir.well("pull st -o three.safetensors --base one.safetensors");
     let run = dir.well("diff 3.safetensors three.safetensors --all");
     assert!(run.out().contains("F8_E8M0") && run.out().contains("U4X2"), "{}", run.out());
+    dir.well("pull st -o s.safetensors --tensor s --version 2");
+    let run = dir.well("inspect s.safetensors --tensors");
+    assert!(run.out().contains("F8_E8M0"), "{}", run.out());
     dir.well("publish st 3.safetensors --base three.safetensors --without q");
 }
 

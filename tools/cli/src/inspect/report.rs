@@ -9,6 +9,7 @@ use crate::fit::Prefixes;
 use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::Base;
+use crate::tensors::Labels;
 use gcodec::block::{Block, Values};
 use gcodec::file::File;
 use gcodec::file::report::{self, Detail};
@@ -283,6 +284,7 @@ impl Report {
             if !wanted.update(Some(entry.header.step), Some(entry.header.sender)) {
                 continue;
             }
+            found.metadata.extend(file.metadata(number)?.entries);
             for part in file.parts(number, is_tensor)? {
                 // Blocks of other tensors are not read: their bytes count as those of this part all the same.
                 let len = if part.part == 0 { entry.bytes } else { 0 };
@@ -307,6 +309,7 @@ impl Report {
                 let blocks = file.blocks(number).ok()?;
                 let mut update = Update::of_index(&entry.header, &entry.manifest, &blocks)?;
                 update.bytes = entry.bytes;
+                update.name_opaque(&Labels::of(&file.metadata(number).ok()?.entries));
                 update.finish(wanted, &mut report.totals);
                 report.updates.push(update);
             }
@@ -369,8 +372,9 @@ impl Report {
 
     /// Takes all updates but the last `open`, whose parts may not have come yet.
     fn take_updates(&mut self, found: &mut report::Report, open: usize, wanted: &Wanted) {
+        let labels = Labels::of(&found.metadata);
         for update in found.updates.drain(..found.updates.len().saturating_sub(open)) {
-            self.updates.push(Update::of(update, wanted, &mut self.totals));
+            self.updates.push(Update::of(update, wanted, &labels, &mut self.totals));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A tensor's row of a report.
 
-use crate::tensors::Opaque;
+use crate::tensors::{Label, Opaque};
 use gcodec::file::report::TensorReport;
 use gcodec::frame::TensorInfo;
 use gcodec::internal::elements;
@@ -139,6 +139,18 @@ impl Tensor {
         let mut row = Self::of_opaque(tensor);
         (row.stats, row.is_converted) = (Stats::of(values, options), true);
         row
+    }
+
+    /// Names the row of an opaque tensor, which a stream has as bytes, for what it is.
+    pub(super) fn name_opaque(&mut self, label: &Label) {
+        self.shape = label.shape.clone().unwrap_or_default();
+        self.dtype = label.dtype.clone().into();
+        self.elements = label.shape.as_deref().and_then(elements).unwrap_or(0);
+        self.kept = self.kept.map(|_| self.elements);
+        self.opaque = Some("the stream keeps its bytes".to_owned());
+        let elements = self.elements;
+        self.stats = Stats::default();
+        (self.stats.elements, self.stats.kept, self.stats.unread) = (elements, elements, elements);
     }
 
     /// Returns the row of a tensor that is known by its place only.

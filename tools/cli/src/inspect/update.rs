@@ -3,6 +3,7 @@
 use super::report::{Totals, Wanted};
 use super::tensor::Tensor;
 use crate::origin::Origin;
+use crate::tensors::Labels;
 use gcodec::file::report::{TensorReport, UpdateReport};
 use gcodec::frame::{IndexedBlock, Manifest, Reduction, TensorInfo, UpdateHeader};
 use gcodec::reduce::stats::Stats;
@@ -91,7 +92,7 @@ impl Update {
     }
 
     /// Returns an update of a stream, once all of its parts were read.
-    pub(super) fn of(found: UpdateReport, wanted: &Wanted, totals: &mut Totals) -> Self {
+    pub(super) fn of(found: UpdateReport, wanted: &Wanted, labels: &Labels, totals: &mut Totals) -> Self {
         let infos = found.manifest.tensors();
         let tensor = |row: TensorReport| Tensor::of(&infos[row.number as usize], row);
         let mut update = Self {
@@ -106,6 +107,7 @@ impl Update {
             is_read: true,
             ..Self::new(&found.header, &found.manifest)
         };
+        update.name_opaque(labels);
         update.finish(wanted, totals);
         update
     }
@@ -170,6 +172,18 @@ impl Update {
         update.tensors = rows.into_iter().flatten().collect();
         update.complete = true;
         Some(update)
+    }
+
+    /// Names the rows of opaque tensors, which a stream has as bytes, for what they are.
+    pub(super) fn name_opaque(&mut self, labels: &Labels) {
+        for tensor in &mut self.tensors {
+            let Some(label) = labels.of_row(&tensor.name, &tensor.dtype, &tensor.shape) else { continue };
+            let (elements, kept) = (tensor.elements, tensor.kept);
+            tensor.name_opaque(label);
+            self.elements = self.elements.saturating_sub(elements).saturating_add(tensor.elements);
+            let (kept, of_row) = (kept.unwrap_or(0), tensor.kept.unwrap_or(0));
+            self.kept = self.kept.saturating_sub(kept).saturating_add(of_row);
+        }
     }
 
     /// Computes what follows from the sums, once all parts were added.

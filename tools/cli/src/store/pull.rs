@@ -5,6 +5,7 @@ use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::check_output_is_new;
 use crate::output::{counted, human_bytes, note};
 use crate::tensors::{self, Dump, Labels};
+use gcodec_store::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let store = args.place.open("pulling", args.cache.clone())?;
     if let Some(name) = &args.tensor {
         let tensor = store.tensor(args.version, name).in_store(&args.place)?;
-        tensors::write(&args.output, &[(name, tensor.view())], &BTreeMap::new())?;
+        tensors::write(&args.output, &[(name, tensor.view())], &args.labels(&store, name)?)?;
         return Ok(Outcome::Well);
     }
     let held = |path| held(&args.place, &store, Dump::open_carrying(path)?).in_file(path);
@@ -77,4 +78,19 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         ));
     }
     Ok(Outcome::Well)
+}
+
+/// Most records that are read for labels.
+const FEW: u64 = 64;
+
+impl Args {
+    /// Returns metadata that says what an opaque tensor is.
+    fn labels(&self, store: &Store, name: &str) -> Result<BTreeMap<String, String>> {
+        let latest = store.latest().in_store(&self.place)?;
+        // Far back, the labels of a later version must do: each record is a download.
+        let behind = latest.saturating_sub(self.version.unwrap_or(latest)).min(FEW);
+        let versions = store.log(behind.saturating_add(1)).in_store(&self.place)?;
+        let labels = versions.last().map(|version| Labels::of(&version.meta)).unwrap_or_default();
+        Ok(labels.only(name).entry().into_iter().collect())
+    }
 }

@@ -113,6 +113,11 @@ impl Labels {
         self.0.get(tensor.name).filter(|_| is_bytes)
     }
 
+    /// As [`Self::find`], of the parts of a tensor.
+    pub(crate) fn of_row(&self, name: &str, dtype: &str, shape: &[u64]) -> Option<&Label> {
+        Dtype::from_name(dtype).and_then(|dtype| self.find(&Outline { name, dtype, shape }))
+    }
+
     /// Returns the element type of a tensor, as its source calls it.
     pub(crate) fn dtype<'l>(&'l self, tensor: &Outline<'_>) -> &'l str {
         self.find(tensor).map_or(tensor.dtype.name(), |label| &label.dtype)
@@ -130,6 +135,13 @@ impl Labels {
     pub(crate) fn entry(&self) -> Option<(String, String)> {
         let text = serde_json::to_string(&self.0).ok().filter(|_| !self.0.is_empty())?;
         Some((KEY.to_owned(), text))
+    }
+
+    /// Returns the label of one tensor.
+    #[cfg(feature = "store")]
+    pub(crate) fn only(mut self, name: &str) -> Self {
+        self.0.retain(|of, _| of == name);
+        self
     }
 
     /// Removes a label.
