@@ -340,6 +340,9 @@ pub enum InputErrorKind {
     /// The update needs a base tensor that was not given.
     #[error("the update is a delta, and its base, or this tensor of it, was not given")]
     MissingBase,
+    /// A base tensor has another element type or shape than the delta says.
+    #[error("the base has this tensor with another type or shape than the delta")]
+    BaseOfAnotherKind,
     /// The base differs from the one that the delta was made against.
     #[error("the base is not the one that this delta was made against")]
     BaseMismatch,
@@ -534,6 +537,7 @@ impl Error {
             Self::Limit(_) => "limit",
             Self::Input(e) => match e.kind {
                 InputErrorKind::MissingBase
+                | InputErrorKind::BaseOfAnotherKind
                 | InputErrorKind::MissingIndexSet { .. }
                 | InputErrorKind::MissingModel { .. } => "unknown_reference",
                 InputErrorKind::BaseMismatch | InputErrorKind::ResultMismatch => "checksum_mismatch",

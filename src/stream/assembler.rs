@@ -161,8 +161,7 @@ impl<'b> Assembler<'b> {
         let Some(number) = self.manifest.find(name) else { return Ok(()) };
         let info = &self.manifest.tensors()[in_memory(number)];
         if info.dtype != base.tensor.dtype() || info.shape != base.tensor.shape() {
-            return Err(Error::input(InputErrorKind::Mismatch { what: "shapes or types of base and delta" })
-                .in_tensor(number));
+            return Err(Error::input(InputErrorKind::BaseOfAnotherKind).in_tensor(number));
         }
         self.base.insert(name.to_owned(), base);
         Ok(())

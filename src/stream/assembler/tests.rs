@@ -122,7 +122,7 @@ fn bases_of_another_type_or_shape_are_refused() {
     let ints = TensorBuf::new(Dtype::I32, vec![4], vec![0; 16]).unwrap();
     let longer = f32s(&[0.0; 5]);
     let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
-    let kind = InputErrorKind::Mismatch { what: "shapes or types of base and delta" };
+    let kind = InputErrorKind::BaseOfAnotherKind;
     for base in [&ints, &longer] {
         let expected = InputError { kind, tensor: Some(1) };
         assert_eq!(refused(assembler.base("t1", base.view())), expected);

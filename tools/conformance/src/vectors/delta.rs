@@ -202,6 +202,11 @@ fn applied(area: &mut Area) {
     refuse("another-tensors-base", "checksum_mismatch", base(), &[good[0], (1, [0; 16], b.digest())]);
     refuse("no-base", "unknown_reference", json!({}), &good);
     refuse("no-base-of-a-tensor-not-spoken-of", "unknown_reference", json!({ "a": a.json() }), &good);
+    let mut other = |id: &str, of_a: Value| {
+        refuse(id, "unknown_reference", json!({ "a": of_a, "b": b.json() }), &good);
+    };
+    other("base-of-another-shape", Tensor(F32, &[2, 2], a.2.clone()).json());
+    other("base-of-another-type", Tensor(Dtype::I32.id(), &[4], a.2.clone()).json());
     area.invalid("two-parts-two-digests", "DEL-4", "checksum_mismatch", {
         let first = update(&man, [block(range(0, 0, 1), ALL(), (1, bytes().u8(0).f32(9.0)))]);
         let second = update(&man, [block(range(0, 2, 1), ALL(), (1, bytes().u8(0).f32(-9.0)))]).part(1);
