@@ -114,7 +114,7 @@ fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
     filled(&path(&dir, "a.safetensors"), 16, None);
     // Many elements change, but fewer than those from which on all of them are sent.
     filled(&path(&dir, "b.safetensors"), 16, Some(6));
-    for codec in ["raw", "natural", "int8", "lossless"] {
+    for codec in ["raw", "natural", "int8", "sign", "lossless"] {
         run(dir.path(), &format!("encode b.safetensors -o b.gcu --codec {codec}"), limit(8 << 20));
     }
     run(dir.path(), "diff b.safetensors b.gcu", limit(8 << 20));
