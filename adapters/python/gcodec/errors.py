@@ -14,7 +14,8 @@ class GcodecError(Exception):
 
     Attributes:
         kind: the name of the error in the specification's vectors, such as `truncated`; or `unsupported`,
-            `limit`, `io`, `input`, or `non_finite` for NaN or infinity under a lossy codec.
+            `limit`, `io`, `input`, or `non_finite` for NaN, infinity, or a value beyond the range of f32
+            under a lossy codec.
         fault: the cause, as listed in `gcodec.errors`.
         offset: byte offset from the beginning of the stream, or None.
         frame, block, tensor: number of the frame, block or tensor, from 0, or None.

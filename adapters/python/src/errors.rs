@@ -20,7 +20,12 @@ fn party(error: &Error) -> (&'static str, &'static str) {
 /// Returns the `kind` of the exception.
 fn kind(error: &Error) -> &'static str {
     match error {
-        Error::Input(e) if matches!(e.kind, InputErrorKind::NonFinite { .. }) => "non_finite",
+        // A trainer skips the step for both: a gradient beyond f32 is as lost as an infinite one.
+        Error::Input(e)
+            if matches!(e.kind, InputErrorKind::NonFinite { .. } | InputErrorKind::BeyondF32 { .. }) =>
+        {
+            "non_finite"
+        }
         _ => error.name(),
     }
 }

@@ -141,7 +141,7 @@ def test_finite_numbers_beyond_f32_are_named_for_what_they_are(codec: str, non_f
         message = f"element {at} is {value:g}, beyond the range of f32".replace("e+", "e")
         with pytest.raises(gcodec.InputError, match=message) as raised:
             gcodec.encode({"t": t}, codec, non_finite=non_finite)
-        assert "NaN" not in str(raised.value) and raised.value.kind == "input"
+        assert "NaN" not in str(raised.value) and raised.value.kind == "non_finite"
     assert np.array_equal(gcodec.decode(gcodec.encode({"t": t}, "lossless"), framework="numpy")["t"], t)
     nan = np.array([1.0, np.nan, 2.0])
     if non_finite == "zero":
