@@ -13,7 +13,7 @@ from torch_ranks import network
 
 import gcodec
 import gcodec.torch
-from gcodec.torch.handshake import check, greeting
+from gcodec._handshake import check, greeting
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +118,7 @@ def test_wrapped_models_have_the_names_of_plain_ones(how: str, kind: str) -> Non
 
 def test_a_compiled_distributed_model_is_the_model() -> None:
     ddp = torch.compile(DistributedDataParallel(network(0)), backend="eager")
-    assert list(gcodec.torch.State(ddp, "topk")._parameters) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(gcodec.torch.State(ddp, "topk")._members.known) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def test_ranks_with_other_versions_of_the_package_are_named() -> None:
@@ -129,7 +129,7 @@ def test_ranks_with_other_versions_of_the_package_are_named() -> None:
     check([usual, usual, usual])
     for there, said in {
         message(version="0.9"): "rank 1 cannot train with rank 0: the version of gcodec is 0.9 on rank 1 and ",
-        message(world=4): "rank 1 cannot train with rank 0: the number of ranks is 4 on rank 1 and 3 on rank 0",
+        message(world=4): "rank 1 cannot train with rank 0: the number of processes is 4 on rank 1 and 3 on rank 0",
         b"Z\x05": "rank 1 does not begin as this version of gcodec does: use one version on all ranks",
     }.items():
         with pytest.raises(gcodec.InputError) as error:

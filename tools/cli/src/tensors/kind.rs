@@ -197,7 +197,9 @@ fn unknown(bytes: &[u8]) -> Failure {
         _ if is_text(&bytes[..bytes.len().min(256)]) => {
             let line = String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned();
             let line: String = line.chars().take(60).collect();
-            return Failure::invalid(format_args!("text, no tensors, beginning with {line:?}; {known}"));
+            return Failure::invalid(format_args!(
+                "not a gcodec stream, and no tensors: text, beginning with {line:?}; {known}"
+            ));
         }
         _ => "bytes of no known kind",
     };

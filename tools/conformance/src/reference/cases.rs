@@ -314,7 +314,8 @@ fn public(args: &Args, place: &Path, out: &mut Vec<Case>) -> Result<()> {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let name = format!("{stem}.safetensors");
         Dump::read(&path)?.cut(if args.long { LONG_CUT } else { CUT }).write(&place.join(&name))?;
-        out.extend(FAMILIES.iter().map(|spec| one(&stem, spec, &name, "")));
+        // Their names would give the updates other steps.
+        out.extend(FAMILIES.iter().map(|spec| one(&stem, spec, &name, "--step 0")));
     }
     let sync = ["gpt_bf16_sync020.safetensors", "gpt_bf16_sync021.safetensors"];
     for name in sync {
