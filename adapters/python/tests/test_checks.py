@@ -130,7 +130,7 @@ def test_ranks_with_other_versions_of_the_package_are_named() -> None:
     for there, said in {
         message(version="0.9"): "rank 1 cannot train with rank 0: the version of gcodec is 0.9 on rank 1 and ",
         message(world=4): "rank 1 cannot train with rank 0: the number of processes is 4 on rank 1 and 3 on rank 0",
-        b"Z\x05": "rank 1 does not begin as this version of gcodec does: use one version on all ranks",
+        b"Z\x05": "rank 1 does not begin as this version of gcodec does: use one version on all of them",
     }.items():
         with pytest.raises(gcodec.InputError) as error:
             check([usual, there, usual])
