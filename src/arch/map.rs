@@ -22,12 +22,19 @@ impl Map {
     /// # Errors
     /// [`io::Error`] if the file cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        Self::of(&File::open(path)?)
+    }
+
+    /// Maps the whole of an open regular file, which must not be empty.
+    ///
+    /// # Errors
+    /// [`io::Error`] if the file cannot be mapped.
+    pub fn of(file: &File) -> io::Result<Self> {
         // SAFETY: the map is read-only and seen only as `&[u8]`, for which every bit pattern is valid.
         // Another process that writes to the file while the map lives cannot be prevented. Readers copy every
         // length and offset out of the map before they check and use it, so their memory safety does not
         // depend on reading a byte twice with the same result.
-        unsafe { Mmap::map(&file) }.map(Self)
+        unsafe { Mmap::map(file) }.map(Self)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::bits::{Cursor, put_varint};
 use crate::block::part::{Part, WireBlock};
 use crate::block::space::Surroundings;
 use crate::block::values::{Elements, ValueSpace};
-use crate::block::{Block, IndexSpace, Positions, Scope, Sets, Support, SupportId, Values, ValuesId};
+use crate::block::{Block, IndexSpace, Positions, Scope, SetId, Sets, Support, SupportId, Values, ValuesId};
 use crate::codes::{Decoder, Entropy};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
@@ -226,6 +226,13 @@ impl<'a> RawBlock<'a> {
             ));
         }
         Ok(Block { scope: self.scope, add: self.add, support, values })
+    }
+
+    /// Returns the index set that the support refers to, if it is a [`Support::Set`] with an id.
+    pub fn set(&self) -> Option<SetId> {
+        // The bytes of this support are the id (spec, supports/set.md).
+        let bytes = (self.support_id == SupportId::SET).then_some(self.support)?;
+        bytes.try_into().ok().map(SetId)
     }
 
     /// Whether the support is a [`Support::Sparse`] once it is decoded.

@@ -1,5 +1,6 @@
 //! A sum as it is finished: whole, or piece by piece.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -58,7 +59,7 @@ impl Reduced {
     /// The errors of [`Self::tensors`].
     pub fn blocks(&self) -> Result<Vec<Block>> {
         let sums = (0u64..).zip(self.manifest.tensors()).zip(&self.sums);
-        let pieces = sums.flat_map(|((tensor, info), sum)| cut(tensor, info, 0, sum.clone()));
+        let pieces = sums.flat_map(|((tensor, info), sum)| cut(tensor, info, 0, Cow::Borrowed(sum)));
         pieces.filter(|piece| piece.len > 0).map(SumPiece::into_block).collect()
     }
 }
@@ -98,12 +99,12 @@ impl SumPiece {
 }
 
 /// Cuts the sum of the elements from `first` on into pieces, each for one block.
-fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Total) -> Vec<SumPiece> {
+fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Cow<'_, Total>) -> Vec<SumPiece> {
     let (dtype, count) = (info.dtype, total.len());
     let is_whole = info.elements() <= BLOCK_LEN;
     let piece = |start, len, total| SumPiece { tensor, start, len, is_whole, dtype, total };
     match count <= BLOCK_LEN {
-        true => vec![piece(first, count, total)],
+        true => vec![piece(first, count, total.into_owned())],
         false => (0..count)
             .step_by(BLOCK_LEN as usize)
             .map(|at| (at, BLOCK_LEN.min(count - at)))
@@ -116,8 +117,8 @@ fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Total) -> Vec<SumPiece
 /// the order of the manifest. After an error it ends.
 ///
 /// # Memory
-/// That of [`Sum`], for 8 MiB of tensors, or for one larger tensor. A larger tensor whose updates are cut at
-/// the same elements is summed part by part.
+/// The memory of [`Sum`], for 8 MiB of tensors, or for one larger tensor. A larger tensor whose updates are
+/// cut at the same elements is summed part by part.
 pub struct SumPieces<'a> {
     sum: Sum<'a>,
     header: UpdateHeader,
@@ -171,7 +172,7 @@ impl<'a> SumPieces<'a> {
         let numbers = window.tensors.clone().zip(totals);
         let infos = self.sum.manifest().tensors();
         Ok(numbers
-            .flat_map(|(number, total)| cut(number as u64, &infos[number], window.start(), total))
+            .flat_map(|(number, total)| cut(number as u64, &infos[number], window.start(), Cow::Owned(total)))
             .collect())
     }
 }

@@ -14,7 +14,7 @@ use super::scatter;
 use super::total::Total;
 use super::windows::Window;
 use crate::arch::{pages, threads};
-use crate::block::{Block, Scope, Sets, Target, Values};
+use crate::block::{Block, Scope, SetId, Sets, Support, Target, Values};
 #[cfg(doc)]
 use crate::error::InputErrorKind;
 use crate::error::{Error, Result};
@@ -78,6 +78,17 @@ impl Held<'_> {
         (self.tensors().start, start_of(self.scope()))
     }
 
+    /// Returns the index set that it refers to.
+    fn set(&self) -> Option<SetId> {
+        match self {
+            Self::Decoded(block) => match &block.support {
+                Support::Set(set) => Some(set.id),
+                _ => None,
+            },
+            Self::Located { part, number } => part.blocks[*number].set(),
+        }
+    }
+
     /// Whether it can be added by its positions.
     fn is_sparse(&self) -> bool {
         match self {
@@ -91,7 +102,7 @@ impl Held<'_> {
             Self::Decoded(block) => Ok(Cow::Borrowed(block)),
             Self::Located { part, number } => {
                 let block = part.decode(*number, budget)?;
-                without_codes(&block)?;
+                has_no_codes(&block)?;
                 Ok(Cow::Owned(block))
             }
         }
@@ -172,7 +183,7 @@ impl<'a> Sum<'a> {
         let blocks = part.decode_all()?;
         let bytes = blocks.iter().map(held_bytes).fold(self.held, u64::saturating_add);
         check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
-        blocks.iter().try_for_each(without_codes)?;
+        blocks.iter().try_for_each(has_no_codes)?;
         self.held = bytes;
         self.hold(part, weight, blocks.into_iter().map(|block| Held::Decoded(Box::new(block))));
         Ok(())
@@ -201,8 +212,11 @@ impl<'a> Sum<'a> {
             parts: 0,
             complete: false,
         });
-        waiting.sets.extend(part.sets().iter().map(|(id, set)| (*id, Arc::clone(set))));
+        let before = waiting.blocks.len();
         waiting.blocks.extend(blocks);
+        // A stream can have thousands of index sets, of which an update needs a few.
+        let ids = waiting.blocks[before..].iter().filter_map(Held::set);
+        waiting.sets.extend(ids.filter_map(|id| Some((id, Arc::clone(part.sets().get(&id)?)))));
         waiting.parts += 1;
         waiting.complete = part.last;
         if part.last {
@@ -273,7 +287,8 @@ impl<'a> Sum<'a> {
     /// Returns the sum or mean piece by piece, for tensors that need not be in memory together.
     ///
     /// # Errors
-    /// Those of [`Self::finish`], for the whole sum. Those of single tensors come with their pieces.
+    /// The errors of [`Self::finish`] for the whole sum, and [`Error::Limit`] for a tensor of more elements
+    /// than [`Limits::max_elements`]. Errors in the values of a tensor come with its pieces.
     pub fn into_pieces(self, mean: bool) -> Result<SumPieces<'a>> {
         for (number, info) in (0u64..).zip(self.manifest.tensors()) {
             check("max_elements", info.elements(), self.options.limits.max_elements, 0)
@@ -482,7 +497,7 @@ fn start_of(scope: Scope) -> u64 {
 }
 
 /// Checks that a block does not need a model.
-fn without_codes(block: &Block) -> Result<()> {
+fn has_no_codes(block: &Block) -> Result<()> {
     match &block.values {
         Values::Latent(latent) => Err(latent.missing_model().in_tensor(block.scope.first())),
         _ => Ok(()),

@@ -10,7 +10,7 @@ use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleCo
 use gcodec::compress::{Amount, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
-use gcodec::{Dtype, TensorBuf};
+use gcodec::{Codec, Dtype, TensorBuf};
 
 /// Writes streams of two senders, `name0.gcu` and `name1.gcu`.
 fn senders(dir: &Dir, name: &str, codec: &str) {
@@ -135,17 +135,24 @@ fn what_has_no_sum_is_refused_and_leaves_nothing() {
     dir.well(&format!("encode {} -o other.gcu --codec raw --sender 5 --step 30", step(15)));
     dir.well(&format!("encode {} -o delta.gcu --codec delta --base {} --sender 1", worker(1), worker(0)));
     dir.well("reduce s0.gcu s1.gcu -o mean.gcu --mean");
+    let one = TensorBuf::from_f32(vec![1], &[1.0]).unwrap();
+    for names in [["a", "b"], ["b", "a"]] {
+        let tensors = names.map(|name| (name, one.view()));
+        let stream = gcodec::encode(&tensors, &Codec::Raw).unwrap();
+        std::fs::write(dir.path(&format!("{}.gcu", names.concat())), stream).unwrap();
+    }
     let before = dir.files();
     let refused = [
         (2, "--by-input", "reduce s0.gcu s0.gcu -o x.gcu"),
         (2, "--by-input", "reduce s0.gcu s0.gcu -o x.gcu --method add"),
-        (2, "another manifest", "reduce s0.gcu other.gcu -o x.gcu"),
+        (2, "other.gcu: it has another manifest than s0.gcu: s0.gcu", "reduce s0.gcu other.gcu -o x.gcu"),
         (2, "delta", "reduce s0.gcu delta.gcu -o x.gcu"),
         (2, "not sparse", "reduce s0.gcu s1.gcu -o x.gcu --method sparse"),
         (2, "--weight once for each", "reduce s0.gcu s1.gcu -o x.gcu --weight 1"),
         (2, "positive", "reduce s0.gcu s1.gcu -o x.gcu --weight 1 --weight=-1"),
         (2, "delta", "reduce s0.gcu delta.gcu -o x.gcu --method add"),
-        (2, "other.gcu", "reduce s0.gcu other.gcu -o x.gcu --method add"),
+        (2, "other.gcu: it has another manifest", "reduce s0.gcu other.gcu -o x.gcu --method add"),
+        (2, "the same tensors in another order", "reduce ab.gcu ba.gcu -o x.gcu"),
         (2, "is a mean", "reduce s0.gcu mean.gcu -o x.gcu --method add"),
         (2, "method dense", "reduce s0.gcu s1.gcu -o x.gcu --method add --mean"),
         (2, "s0.gcu", "reduce s0.gcu s1.gcu -o s0.gcu"),

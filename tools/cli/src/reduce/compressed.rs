@@ -1,12 +1,13 @@
 //! The methods `sparse` and `add`: sum the blocks of one turn without expanding them.
 
-use super::turns::{SentSets, Update, explained};
+use super::turns::{self, SentSets, Update, explained};
 use super::{Args, Method};
 use crate::fail::{Failure, Result};
 use crate::stream::explain;
-use gcodec::block::{Block, BlockOptions, PendingBlock, SetId, Sets, SupportId};
+use gcodec::block::{Block, BlockOptions, PendingBlock, RawBlock, SetId, Sets};
 use gcodec::frame::{Manifest, UpdateHeader};
 use gcodec::{Writer, reduce};
+use rayon::prelude::*;
 use std::cell::RefCell;
 use std::io::Write;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ pub(super) fn write<W: Write>(
     let turn = Aligned::new(args, updates)?;
     let manifest = &turn.manifest;
     let named = |e| explain(e, Some(manifest));
-    for id in turn.set_ids() {
-        let set = sent.get(&id).ok_or_else(|| Failure::invalid("an index set of the sum is missing"))?;
+    for id in &turn.set_ids {
+        let set = sent.get(id).ok_or_else(|| Failure::invalid("an index set of the sum is missing"))?;
         writer.index_set(&set.0, manifest, BlockOptions::default()).map_err(named)?;
     }
     // Has the input of an error, which an error of the library cannot have.
@@ -47,24 +48,35 @@ struct Aligned<'u, 'a> {
     manifest: Arc<Manifest>,
     /// Header of the sum.
     header: UpdateHeader,
+    /// The index sets that blocks refer to, in the order of the blocks.
+    set_ids: Vec<SetId>,
+    sets: Sets,
 }
 
 impl<'u, 'a> Aligned<'u, 'a> {
     fn new(args: &Args, updates: &'u [Update<'a>]) -> Result<Self> {
         let mut order: Vec<&Update<'_>> = updates.iter().collect();
         order.sort_by_key(|update| update.header().sender);
-        let manifest = Arc::clone(order[0].manifest());
-        let fail = |update: &Update<'_>, why: &str| Err(Failure::usage(why).in_file(update.path(args)));
+        let manifest = Arc::clone(turns::check_manifests(args, updates)?);
         let blocks = |update: &Update<'_>| update.parts.iter().map(|part| part.blocks.len()).sum::<usize>();
-        if let Some(update) = order.iter().find(|update| update.manifest().id() != manifest.id()) {
-            return fail(update, "it has another manifest");
-        }
         let header = reduce::header(order.iter().map(|update| update.header()), false);
         let header = header.map_err(|e| explained(args, e, &manifest))?;
         if let Some(update) = order.iter().find(|update| blocks(update) != blocks(order[0])) {
-            return fail(update, "its number of blocks differs from the first: use the method dense");
+            let why = "its number of blocks differs from the first: use the method dense";
+            return Err(Failure::usage(why).in_file(update.path(args)));
         }
-        Ok(Self { order, manifest, header })
+        let (mut set_ids, mut sets) = (Vec::new(), Sets::new());
+        for part in order.iter().flat_map(|update| &update.parts) {
+            for id in part.blocks.iter().filter_map(RawBlock::set) {
+                // A set that is missing is reported when its block is decoded.
+                if let Some(set) = part.sets().get(&id)
+                    && sets.insert(id, Arc::clone(set)).is_none()
+                {
+                    set_ids.push(id);
+                }
+            }
+        }
+        Ok(Self { order, manifest, header, set_ids, sets })
     }
 
     /// Number of blocks of each update.
@@ -72,46 +84,37 @@ impl<'u, 'a> Aligned<'u, 'a> {
         self.order[0].parts.iter().map(|part| part.blocks.len()).sum()
     }
 
-    /// Returns the index sets that blocks refer to, in the order of the blocks.
-    fn set_ids(&self) -> Vec<SetId> {
-        let mut ids = Vec::new();
-        let parts = self.order.iter().flat_map(|update| &update.parts);
-        for block in parts.flat_map(|part| &part.blocks).filter(|b| b.support_id == SupportId::SET) {
-            // The bytes of this support are the id (spec, supports/set.md); others are refused later.
-            if let Ok(id) = block.support.try_into().map(SetId)
-                && !ids.contains(&id)
-            {
-                ids.push(id);
-            }
-        }
-        ids
-    }
-
     /// Returns the sum of one block of each update. An error has its update, if it is in one.
     fn sum(&self, method: Method, at: usize) -> Result<Block, (Option<usize>, gcodec::Error)> {
-        let (mut blocks, mut sets) = (Vec::new(), Sets::new());
-        for (number, update) in self.order.iter().enumerate() {
-            let mut number_in_part = at;
-            for part in &update.parts {
-                let Some(after) = number_in_part.checked_sub(part.blocks.len()) else {
-                    sets.extend(part.sets().iter().map(|(id, set)| (*id, Arc::clone(set))));
-                    let block = part.decode(number_in_part, &part.budget());
-                    blocks.push(block.map_err(|e| (Some(number), e))?);
-                    break;
-                };
-                number_in_part = after;
-            }
-        }
+        let decoded = self
+            .order
+            .par_iter()
+            .enumerate()
+            .map(|(number, update)| decode(update, at).map_err(|e| (Some(number), e)));
+        let blocks = decoded.collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>, _>>()?;
         let sum = || {
             let space = self.manifest.space(blocks[0].scope, 0)?;
             match method {
                 Method::Sparse => reduce::merge(&blocks.iter().collect::<Vec<_>>(), &space),
                 _ => {
                     let first = blocks[0].clone();
-                    blocks[1..].iter().try_fold(first, |sum, block| reduce::add(&sum, block, &space, &sets))
+                    blocks[1..]
+                        .iter()
+                        .try_fold(first, |sum, block| reduce::add(&sum, block, &space, &self.sets))
                 }
             }
         };
         sum().map_err(|e| (None, e))
     }
+}
+
+/// Decodes a block of an update, by its number in all parts.
+fn decode(update: &Update<'_>, mut number: usize) -> gcodec::Result<Block> {
+    for part in &update.parts {
+        match number.checked_sub(part.blocks.len()) {
+            None => return part.decode(number, &part.budget()),
+            Some(after) => number = after,
+        }
+    }
+    unreachable!("the number of blocks was checked")
 }

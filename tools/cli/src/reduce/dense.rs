@@ -1,6 +1,6 @@
 //! The method `dense`: expands the updates of one turn and adds them, a few tensors at a time.
 
-use super::turns::{Update, refused};
+use super::turns::{self, Update, explained};
 use super::{Args, Width};
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{Input, is_standard};
@@ -8,10 +8,12 @@ use crate::plan::{self, Plan, fitting};
 use crate::stream::{check_bytes, explain};
 use crate::tensors::{self, Outline};
 use gcodec::compress::{self, Options};
+use gcodec::file::Map;
 use gcodec::frame::{Manifest, TensorInfo};
 use gcodec::reduce::{Precision, Sum, SumOptions, SumPieces};
 use gcodec::{Codec, TensorView, Writer};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,15 +34,16 @@ impl<'a> Dense<'a> {
             Width::F64 => Precision::F64,
         };
         let limits = args.limits.limits();
-        let manifest = Arc::clone(updates[0].manifest());
+        let manifest = Arc::clone(turns::check_manifests(args, &updates)?);
         check_bytes(manifest.tensors().iter(), &limits)?;
         let options = SumOptions::default().with_limits(limits).with_precision(precision);
         let (mut sum, mut paths) = (Sum::new(&manifest, options), BTreeMap::new());
         for update in updates {
-            let (path, of_update) = (update.path(args), Arc::clone(update.manifest()));
+            let path = update.path(args);
             paths.insert(update.header().sender, path.to_owned());
             for part in update.parts {
-                sum.add_later(part, update.weight).map_err(|e| refused(args, path, &of_update, e))?;
+                let added = sum.add_later(part, update.weight);
+                added.map_err(|e| explained(args, e, &manifest).in_file(path))?;
             }
         }
         let pieces = sum.into_pieces(args.mean).map_err(|e| explain(e, Some(&manifest)))?;
@@ -72,10 +75,9 @@ impl<'a> Dense<'a> {
     pub(super) fn write_tensors(mut self) -> Result<u64> {
         let (args, manifest) = (self.args, Arc::clone(&self.manifest));
         let outlines: Vec<_> = manifest.tensors().iter().map(Outline::from).collect();
-        let written = tensors::write_from(&args.output, &outlines, &BTreeMap::new(), None, &mut |sink| {
+        tensors::write_from(&args.output, &outlines, &BTreeMap::new(), None, &mut |sink| {
             self.each(|info, bytes| sink(&info.name, bytes))
-        });
-        written?;
+        })?;
         Ok(std::fs::metadata(&args.output).in_file(&args.output)?.len())
     }
 
@@ -102,32 +104,25 @@ impl<'a> Dense<'a> {
 }
 
 /// The elements of a sum in a temporary file, from where a codec takes whole tensors: they need not fit in
-/// memory.
-struct Spool {
-    /// Removed when it is dropped.
-    _file: tempfile::NamedTempFile,
-    bytes: Input,
-}
+/// memory. The file has no name, so that nothing stays behind, however the program ends.
+struct Spool(Input);
 
 impl Spool {
     fn new(mut sum: Dense<'_>) -> Result<Self> {
-        let folder = match is_standard(&sum.args.output) {
-            true => std::env::temp_dir(),
-            false => sum.args.output.parent().unwrap_or(Path::new("")).join(""),
+        let folder = match sum.args.output.parent() {
+            _ if is_standard(&sum.args.output) => std::env::temp_dir(),
+            Some(folder) if folder != Path::new("") => folder.to_owned(),
+            _ => PathBuf::from("."),
         };
-        let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
-        let file = tempfile::Builder::new().prefix(".gcodec-sum-").tempfile_in(&folder).in_output(&folder)?;
-        let mut out = BufWriter::with_capacity(1 << 20, file.as_file());
+        let mut out = BufWriter::with_capacity(1 << 20, tempfile::tempfile_in(&folder).in_output(&folder)?);
         sum.each(|_, bytes| out.write_all(bytes).in_output(&folder))?;
-        out.flush().in_output(&folder)?;
-        drop(out);
-        let bytes = Input::open(file.path(), 0)?;
-        Ok(Self { _file: file, bytes })
+        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error).in_output(&folder)?;
+        map(&file).map(Self).in_output(&folder)
     }
 
     /// Returns the tensors of a manifest with their names.
     fn tensors<'t>(&'t self, manifest: &'t Manifest) -> Result<Vec<(&'t str, TensorView<'t>)>> {
-        let mut rest = &*self.bytes;
+        let mut rest = &*self.0;
         let tensor = |info: &'t TensorInfo| {
             let len = usize::try_from(info.bytes()).unwrap_or(usize::MAX);
             let (data, after) = rest.split_at_checked(len).unwrap_or((rest, &[]));
@@ -135,5 +130,13 @@ impl Spool {
             Ok((info.name.as_str(), TensorView::new(info.dtype, &info.shape, data)?))
         };
         manifest.tensors().iter().map(tensor).collect()
+    }
+}
+
+/// Maps a file, which may be empty.
+fn map(file: &File) -> std::io::Result<Input> {
+    match file.metadata()?.len() {
+        0 => Ok(Input::Owned(Vec::new())),
+        _ => Map::of(file).map(Input::Mapped),
     }
 }

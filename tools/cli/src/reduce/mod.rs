@@ -29,6 +29,8 @@ Methods:
   add     adds values where all updates have the same elements (a shared index set, or dense
           floats), without expanding them; the result is as small as one of them
 
+--codec needs space for the uncompressed sum in the folder of OUT.
+
 Latent codes are decoded first, by the models of --model and those in the streams.
 
 Updates that cannot be summed are refused, with the reason and the sender: deltas against a base,

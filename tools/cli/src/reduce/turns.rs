@@ -2,9 +2,11 @@
 
 use super::Args;
 use crate::fail::{Failure, InFile, Result};
+use crate::fit;
 use crate::input::Input;
 use crate::learned;
 use crate::stream::{Names, explain, only};
+use crate::tensors::Outline;
 use gcodec::Limits;
 use gcodec::block::SetId;
 use gcodec::frame::{FrameKind, IndexSet, Manifest, UpdateHeader, UpdatePart};
@@ -173,11 +175,23 @@ fn parts<'a>(stream: &'a [u8], limits: &Limits) -> Result<Vec<UpdatePart<'a>>> {
     Ok(parts)
 }
 
-/// Adds the input and advice to a failure.
-pub(super) fn refused(args: &Args, path: &Path, manifest: &Manifest, error: gcodec::Error) -> Failure {
-    explained(args, error, manifest).in_file(path)
+/// Returns the manifest of the updates of one turn; says which tensors differ if they have several.
+pub(super) fn check_manifests<'u>(args: &Args, updates: &'u [Update<'_>]) -> Result<&'u Arc<Manifest>> {
+    let (first, manifest) = (&updates[0], updates[0].manifest());
+    let Some(other) = updates.iter().find(|update| update.manifest().id() != manifest.id()) else {
+        return Ok(manifest);
+    };
+    let outlines = |update: &'u Update<'_>| update.manifest().tensors().iter().map(Outline::from).collect();
+    let (here, there): (Vec<_>, Vec<_>) = (outlines(other), outlines(first));
+    let (path, of_first) = (other.path(args), first.path(args).display().to_string());
+    let differ = fit::differences(&here, &there, &of_first)
+        .or_else(|| fit::differences(&there, &here, &path.display().to_string()));
+    let what = differ.unwrap_or_else(|| "the same tensors in another order".to_owned());
+    let message = format!("it has another manifest than {of_first}: {what}");
+    Err(Failure::usage(message).in_file(path))
 }
 
+/// Adds the tensor's name and advice to a failure.
 pub(super) fn explained(args: &Args, error: gcodec::Error, manifest: &Manifest) -> Failure {
     let mut failure = explain(error, Some(manifest));
     if failure.message.contains("was added before") && !args.by_input {
