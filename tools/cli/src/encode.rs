@@ -86,8 +86,9 @@ pub(crate) struct Args {
     /// Tensors against which the first delta (codec `delta`) is made
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Step of the first update, the next ones follow [default: the step in the input's metadata, its name or
-    /// its folder's, or else the next one, from 0 on]
+    /// Step of the first update of a sender, the next ones follow [default: the step in the input's metadata,
+    /// its name or its folder's, or else the one after the sender's last; of a new sender, the one after the
+    /// last in the stream before, or 0]
     #[arg(long, value_name = "N")]
     step: Option<u64>,
     /// Key of the step in the inputs' metadata [default: step, global_step, iteration, iter, round or epoch]
@@ -140,7 +141,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         false => {
             let mut writer =
                 Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
-            let totals = write(args, &mut writer, 0, quiet)?;
+            let totals = write(args, &mut writer, Places::new(args), quiet)?;
             (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?)
         }
     };
@@ -181,11 +182,11 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     let bytes = Map::open(path).in_file(path)?;
     let file =
         File::open(&bytes, Limits::default()).map_err(|e| crate::stream::explain(e, None).in_file(path))?;
-    let next = file.updates().last().map_or(0, |update| update.header.step.saturating_add(1));
+    let places = Places::behind(args, file.updates().iter().map(|update| &update.header));
     let old_len = bytes.len() as u64;
     let write_on = || {
         let mut writer = gcodec::file::append(path, EncodeOptions::default()).in_file(path)?;
-        let totals = write(args, &mut writer, next, quiet)?;
+        let totals = write(args, &mut writer, places, quiet)?;
         let file = writer.finish().in_file(path)?;
         file.sync_all().in_file(path)?;
         Ok((totals, file.metadata().in_file(path)?.len() - old_len))
@@ -198,8 +199,13 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     })
 }
 
-/// Writes the updates; `next`: the step of an update whose input does not say it.
-fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) -> Result<Totals> {
+/// Writes the updates.
+fn write<W: Write>(
+    args: &Args,
+    writer: &mut Writer<W>,
+    mut places: Places<'_>,
+    quiet: bool,
+) -> Result<Totals> {
     if !args.meta.is_empty() {
         let entries: BTreeMap<_, _> = args.meta.iter().cloned().collect();
         if entries.len() != args.meta.len() {
@@ -234,8 +240,6 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
         args.prefixes.rename(dump).in_file(path)?;
     }
     let mut totals = Totals::default();
-    let guesses = Guesses::default();
-    let mut places = Places { args, next: Some(args.step.unwrap_or(next)), seen: HashSet::new(), guesses };
     let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
     for (path, number) in order::arranged(&args.inputs).iter().zip(0u64..) {
         let mut dump = Dump::open_whole(path, &args.without, quiet)?;
@@ -293,13 +297,47 @@ struct Place {
 /// Finds the places of the updates.
 struct Places<'a> {
     args: &'a Args,
-    /// Step of an update whose input does not say it; `None` past the last number.
-    next: Option<u64>,
-    seen: HashSet<(u64, u64)>,
+    /// The last step of the stream before this command.
+    before: Option<u64>,
+    /// The last step of each sender.
+    last: HashMap<u64, u64>,
+    /// Steps and senders of the updates in the stream.
+    taken: HashSet<(u64, u64)>,
+    /// Senders of the inputs.
+    senders: HashSet<u64>,
     guesses: Guesses,
 }
 
-impl Places<'_> {
+impl<'a> Places<'a> {
+    fn new(args: &'a Args) -> Self {
+        let (last, taken, senders) = (HashMap::new(), HashSet::new(), HashSet::new());
+        Self { args, before: None, last, taken, senders, guesses: Guesses::default() }
+    }
+
+    /// Returns the places behind these updates of a stream.
+    fn behind<'u>(args: &'a Args, updates: impl Iterator<Item = &'u UpdateHeader>) -> Self {
+        let mut places = Self::new(args);
+        updates.for_each(|header| places.take(header.step, header.sender));
+        places.before = places.taken.iter().map(|(step, _)| *step).max();
+        places
+    }
+
+    /// Notes that an update of this step and sender is in the stream.
+    fn take(&mut self, step: u64, sender: u64) {
+        self.last.insert(sender, step);
+        self.taken.insert((step, sender));
+    }
+
+    /// Returns the next step of a sender of which no update is in the stream.
+    fn next(&self, sender: u64) -> Result<u64> {
+        let mut next =
+            self.last.get(&sender).copied().or(self.before).map_or(Some(0), |last| last.checked_add(1));
+        while let Some(step) = next.filter(|step| self.taken.contains(&(*step, sender))) {
+            next = step.checked_add(1);
+        }
+        next.ok_or_else(|| Failure::usage("the steps exceed 64 bits"))
+    }
+
     /// Returns the place of the update of an input.
     fn of(&mut self, dump: &Dump, path: &Path, quiet: bool) -> Result<Place> {
         let key = self.args.meta_step.as_deref();
@@ -318,28 +356,32 @@ impl Places<'_> {
         let origin = said.or_named(path);
         self.guesses.add(said, origin, path);
         let sender = origin.sender.unwrap_or(0);
-        let is_other = self.seen.iter().next().is_some_and(|(_, first)| *first != sender);
-        if self.args.feedback.is_some() && is_other {
+        let is_first = self.senders.insert(sender);
+        if self.args.feedback.is_some() && self.senders.len() > 1 {
             return Err(Failure::usage(format_args!(
                 "it is of sender {sender}, and the inputs before are not: --feedback has the residuals of one \
                  sender; encode each with its own, or set --sender"
             )));
         }
-        let said = origin.step.filter(|_| self.args.step.is_none());
-        let repeated = said.filter(|step| self.seen.contains(&(*step, sender)));
-        let next = || self.next.ok_or_else(|| Failure::usage("the steps exceed 64 bits"));
-        let step = match said.filter(|_| repeated.is_none()) {
+        // --step is that of the sender's first update here; the next ones follow it.
+        let said = origin.step.filter(|_| step.is_none() || is_first);
+        let repeated = said.filter(|step| self.taken.contains(&(*step, sender)));
+        let place = match said.filter(|_| repeated.is_none()) {
             Some(step) => step,
-            None => next()?,
+            None => self.next(sender)?,
         };
-        if let Some(repeated) = repeated.filter(|_| !quiet) {
-            warn(format_args!(
-                "step {repeated} of sender {sender} was already there: it becomes step {step}"
-            ));
+        if let Some(repeated) = repeated {
+            let what = format!("step {repeated} of sender {sender} was already there");
+            match step {
+                Some(_) => {
+                    return Err(Failure::usage(format_args!("{what}: give another --step or --sender")));
+                }
+                None if !quiet => warn(format_args!("{what}: it becomes step {place}")),
+                None => {}
+            }
         }
-        self.next = step.checked_add(1);
-        self.seen.insert((step, sender));
-        Ok(Place { step, sender, world: origin.world.unwrap_or(0) })
+        self.take(place, sender);
+        Ok(Place { step: place, sender, world: origin.world.unwrap_or(0) })
     }
 }
 

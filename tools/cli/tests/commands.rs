@@ -84,6 +84,35 @@ fn several_inputs_become_steps() {
     dir.well(&format!("diff {} run.gcu --step 103", worker(0)));
     dir.well(&format!("diff {} run.gcu --step 101", step(200)));
 
+    // Steps go on by senders; a new one begins behind the stream. A step that is there is not there twice.
+    let places = |line: &str, wanted: [u64; 2]| {
+        dir.well(&format!("encode w.npz -o run.gcu --codec raw --append {line}"));
+        let report: Value = serde_json::from_slice(&dir.well("inspect run.gcu --json").stdout).unwrap();
+        let update = report["updates"].as_array().unwrap().last().unwrap();
+        assert_eq!([&update["step"], &update["sender"]], wanted, "{line}");
+    };
+    places("--sender 3 --step 50", [50, 3]);
+    places("--sender 3", [51, 3]);
+    places("--sender 4", [104, 4]);
+    places("--sender 3 --step 99", [99, 3]);
+    // 100 to 102 are there.
+    places("--sender 3", [103, 3]);
+    dir.fails(
+        2,
+        "step 101 of sender 3 was already there: give another --step or --sender",
+        "encode w.npz -o run.gcu --codec raw --append --step 101 --sender 3",
+    );
+
+    for name in ["rank0.npz", "rank1.npz"] {
+        std::fs::copy(dir.path("w.npz"), dir.path(name)).unwrap();
+    }
+    for (steps, line) in [([0, 0], ""), ([5, 5], "--step 5")] {
+        dir.well(&format!("encode rank0.npz rank1.npz -o ranks.gcu --codec raw {line}"));
+        let report: Value = serde_json::from_slice(&dir.well("inspect ranks.gcu --json").stdout).unwrap();
+        let updates = report["updates"].as_array().unwrap();
+        assert_eq!(updates.iter().map(|u| u["step"].as_u64().unwrap()).collect::<Vec<_>>(), steps);
+    }
+
     // A failure while appending leaves the file unchanged.
     let before = std::fs::read(dir.path("run.gcu")).unwrap();
     dir.fails(
