@@ -3,6 +3,7 @@
 pub use crate::codes::CODINGS;
 pub use crate::frame::header::{HEADER_LEN, PREAMBLE_LEN, SYNC};
 pub use crate::frame::update::{AttributeId, run_digest};
+pub use crate::tensor::name::{WRAPPERS, without_prefix};
 pub use crate::tensor::shape::elements;
 
 /// The CPU half of compression on devices.

@@ -1,7 +1,8 @@
-//! Element types, shapes, borrowed and owned buffers of elements, and exact conversions of elements. No IO,
-//! no codes.
+//! Element types, shapes, names, borrowed and owned buffers of elements, and exact conversions of elements.
+//! No IO, no codes.
 
 pub(crate) mod element;
+pub(crate) mod name;
 pub(crate) mod shape;
 
 pub(crate) use shape::elements;

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use gcodec::TensorBuf;
 use gcodec::frame::TensorInfo;
+use gcodec::internal::{WRAPPERS, without_prefix};
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -14,8 +15,6 @@ use crate::weights::{Model, Replica};
 const NAMES: usize = 4;
 /// Prefixes that wrappers of modules add to names.
 const PREFIXES: [&str; 3] = ["module.", "_orig_mod.", "model."];
-/// Those that they also add within names, for inner modules.
-const WITHIN: [&str; 3] = ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."];
 
 /// Checks that tensors have the names, types and shapes of a version's table.
 pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) -> Result<()> {
@@ -48,7 +47,7 @@ pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) 
         return Ok(());
     }
     let hint = prefix(&seen, &names.collect()).map_or_else(String::new, |prefix| {
-        let how = "strip_prefix in Python, --strip-prefix of `gcodec publish`";
+        let how = "strip_prefix in Python, --strip-prefix of `gcodec`";
         format!(": all names match without `{prefix}`; leave it out ({how})")
     });
     Err(Error::input(format!("the tensors are not those of version {version}: {}{hint}", wrong.join("; "))))
@@ -70,10 +69,10 @@ fn prefix(some: &HashSet<&str>, others: &HashSet<&str>) -> Option<String> {
     let (short, long) = if one.len() < other.len() { (one, other) } else { (other, one) };
     let found = long.strip_suffix(*short).filter(|prefix| prefix.ends_with('.'));
     let pairs = PREFIXES.iter().flat_map(|a| PREFIXES.iter().map(move |b| format!("{a}{b}")));
-    let known = PREFIXES.iter().chain(&WITHIN).map(|&prefix| prefix.to_owned()).chain(pairs);
+    let known = PREFIXES.iter().chain(&WRAPPERS).map(|&prefix| prefix.to_owned()).chain(pairs);
     let mut all = found.map(str::to_owned).into_iter().chain(known);
     let all_cut = |names: &HashSet<&'_ str>, prefix: &str| -> BTreeSet<String> {
-        names.iter().map(|name| cut(name, prefix)).collect()
+        names.iter().map(|name| without_prefix(name, prefix).into_owned()).collect()
     };
     let whole = |names: &HashSet<&'_ str>| all_cut(names, "");
     all.find(|prefix| {
@@ -81,12 +80,6 @@ fn prefix(some: &HashSet<&str>, others: &HashSet<&str>) -> Option<String> {
         let same = cut.0 == whole(others) || whole(some) == cut.1 || cut.0 == cut.1;
         same && (cut.0.len(), cut.1.len()) == (some.len(), others.len())
     })
-}
-
-/// Returns a name without a prefix, if it has it.
-fn cut(name: &str, prefix: &str) -> String {
-    let rest = name.strip_prefix(prefix).unwrap_or(name);
-    if WITHIN.contains(&prefix) { rest.replace(&format!(".{prefix}"), ".") } else { rest.to_owned() }
 }
 
 impl Store {

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol, final
 
 __all__ = [
+    "WRAPPERS",
     "Decoder",
     "Dgc",
     "Digests",
@@ -43,8 +44,10 @@ __all__ = [
     "shards",
     "stats",
     "without_codes",
+    "without_prefix",
 ]
 
+WRAPPERS: list[str]
 __version__: str
 
 class _Limits(Protocol):
@@ -311,6 +314,10 @@ def decode(data: memoryview | bytes, limits: _Limits, names: set[str] | None, ba
 def without_codes(data: memoryview | bytes, models: Sequence[Any], limits: _Limits) -> bytes | None:
     """Returns the last update of a stream as a stream of its own, in which decoded values replace the latent
     codes; None if it has none. models: those that the stream does not carry."""
+
+def without_prefix(name: str, prefix: str) -> str:
+    """Returns a name without a prefix, if it has it; modules of wrappers are left out within the name,
+    too."""
 
 def head_bytes(data: memoryview | bytes | Encoded) -> int: ...
 def inspect(data: memoryview | bytes, limits: _Limits) -> tuple[dict[str, Any], Any]: ...

@@ -21,9 +21,9 @@ from functools import cached_property
 from typing import Any
 
 from gcodec import _native
-from gcodec._native import Tensor
+from gcodec._native import Tensor, without_prefix
 from gcodec._tensors.dlpack import Framework, convert, given
-from gcodec._tensors.prefixes import counterparts, short
+from gcodec._tensors.prefixes import counterparts
 from gcodec._tensors.trees import named_tensors
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import ConflictError, InputError, PoisonedError
@@ -286,7 +286,7 @@ class Follower:
 
     def _own(self, name: str) -> str:
         """Returns the engine's name of a tensor of the store."""
-        return self._names.get(name) or short(name, self._strip_prefix)
+        return self._names.get(name) or without_prefix(name, self._strip_prefix)
 
     @property
     def poisoned(self) -> bool:

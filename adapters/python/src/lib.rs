@@ -57,6 +57,8 @@ mod _native {
     #[pymodule_export]
     use crate::limits::{default_dgc, default_limits};
     #[pymodule_export]
+    use crate::named::without_prefix;
+    #[pymodule_export]
     use crate::patches::patches;
     #[pymodule_export]
     use crate::reduce::{head_bytes, reduce};
@@ -73,6 +75,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("WRAPPERS", gcodec::internal::WRAPPERS)?;
         // As Python writes it: 1.0.0rc1, not 1.0.0-rc.1.
         module.add("__version__", env!("CARGO_PKG_VERSION").replace("-rc.", "rc"))
     }

@@ -1,5 +1,7 @@
 //! Named tensors from Python.
 
+use std::borrow::Cow;
+
 use gcodec::{Dtype, TensorView};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
@@ -15,6 +17,12 @@ pub(crate) type Given<'py> = Vec<(String, Bound<'py, PyAny>, Option<String>)>;
 pub(crate) struct Named {
     pub(crate) name: String,
     pub(crate) tensor: Borrowed,
+}
+
+/// Returns a name without a prefix, if it has it; modules of wrappers are left out within the name, too.
+#[pyfunction]
+pub(crate) fn without_prefix<'n>(name: &'n str, prefix: &str) -> Cow<'n, str> {
+    gcodec::internal::without_prefix(name, prefix)
 }
 
 /// Borrows tensors.

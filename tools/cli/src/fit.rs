@@ -3,6 +3,7 @@
 use crate::fail::{Failure, Result};
 use crate::stream::Base;
 use crate::tensors::{Dump, NamedTensor, Outline};
+use gcodec::internal::{WRAPPERS, without_prefix};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,8 +16,6 @@ pub(crate) struct Prefixes {
     prefixes: Vec<String>,
 }
 
-/// Modules that wrappers of PyTorch put into names, also of inner modules.
-const WITHIN: [&str; 3] = ["_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."];
 /// Most names of each kind in a message.
 const NAMED: usize = 3;
 
@@ -25,16 +24,27 @@ impl Prefixes {
     pub(crate) fn strip<'n>(&self, name: &'n str) -> Cow<'n, str> {
         let mut name = Cow::Borrowed(name);
         for prefix in &self.prefixes {
-            if let Some(rest) = stripped(&name, prefix) {
-                name = Cow::Owned(rest);
-            }
+            name = match name {
+                Cow::Borrowed(name) => without_prefix(name, prefix),
+                Cow::Owned(name) => Cow::Owned(without_prefix(&name, prefix).into_owned()),
+            };
         }
         name
     }
 
+    #[cfg(feature = "store")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.prefixes.is_empty()
+    }
+
     /// Returns the names of tensors without the prefixes.
     pub(crate) fn names<'n>(&self, tensors: &[Outline<'n>]) -> Result<Vec<Cow<'n, str>>> {
-        let names: Vec<_> = tensors.iter().map(|tensor| self.strip(tensor.name)).collect();
+        self.unique(tensors.iter().map(|tensor| tensor.name))
+    }
+
+    /// Returns names without the prefixes; fails if two are the same then.
+    pub(crate) fn unique<'n>(&self, names: impl Iterator<Item = &'n str>) -> Result<Vec<Cow<'n, str>>> {
+        let names: Vec<_> = names.map(|name| self.strip(name)).collect();
         let mut seen = HashSet::new();
         match names.iter().find(|name| !seen.insert(&***name)) {
             Some(name) => {
@@ -43,6 +53,19 @@ impl Prefixes {
             }
             None => Ok(names),
         }
+    }
+
+    /// Returns the names of a file as those of `others` that are the same without the prefixes.
+    #[cfg(feature = "store")]
+    pub(crate) fn counterparts(&self, others: &[String], dump: &mut Dump) -> Result<()> {
+        if self.prefixes.is_empty() {
+            return Ok(());
+        }
+        let others: HashMap<Cow<'_, str>, &String> =
+            others.iter().map(|name| (self.strip(name), name)).collect();
+        dump.rename(|name| {
+            others.get(&self.strip(name)).map_or_else(|| name.to_owned(), |own| (*own).clone())
+        })
     }
 
     /// Renames the tensors of a file.
@@ -71,24 +94,14 @@ pub(crate) fn named<'n>(tensors: Vec<Outline<'n>>, names: &'n [Cow<'n, str>]) ->
     tensors.into_iter().zip(names).map(|(tensor, name)| Outline { name, ..tensor }).collect()
 }
 
-/// Returns a name without a prefix, if it has it.
-fn stripped(name: &str, prefix: &str) -> Option<String> {
-    if !WITHIN.contains(&prefix) {
-        return name.strip_prefix(prefix).filter(|rest| !rest.is_empty()).map(str::to_owned);
-    }
-    let within = format!(".{prefix}");
-    let rest = name.strip_prefix(prefix).unwrap_or(name).replace(&within, ".");
-    (rest != name && !rest.is_empty()).then_some(rest)
-}
-
 /// Says without which prefix names of two sets agree, and how to leave it out. Names that agree already are
 /// not needed.
 pub(crate) fn advice<'n>(
     a: impl IntoIterator<Item = &'n str>,
     b: impl IntoIterator<Item = &'n str>,
 ) -> Option<String> {
-    let (a, b): (HashSet<&str>, HashSet<&str>) = (a.into_iter().collect(), b.into_iter().collect());
-    let (of_a, of_b): (HashSet<&str>, HashSet<&str>) = (&a - &b, &b - &a);
+    let (a, b): (HashSet<&'n str>, HashSet<&'n str>) = (a.into_iter().collect(), b.into_iter().collect());
+    let (of_a, of_b): (HashSet<&'n str>, HashSet<&'n str>) = (&a - &b, &b - &a);
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (names, others) in [(&of_a, &of_b), (&of_b, &of_a)] {
         for name in names {
@@ -99,9 +112,9 @@ pub(crate) fn advice<'n>(
             }
         }
     }
-    let within = WITHIN.map(|prefix| {
-        let bare = |names: &HashSet<&str>| -> HashSet<String> {
-            names.iter().map(|name| stripped(name, prefix).unwrap_or_else(|| (*name).to_owned())).collect()
+    let within = WRAPPERS.map(|prefix| {
+        let bare = |names: &HashSet<&'n str>| -> HashSet<Cow<'n, str>> {
+            names.iter().map(|name| without_prefix(name, prefix)).collect()
         };
         (prefix, bare(&of_a).intersection(&bare(&of_b)).count())
     });

@@ -57,6 +57,40 @@ fn opaque_tensors_come_back_whole() {
 }
 
 #[test]
+fn a_prefix_of_the_store_or_of_the_base_is_left_out() {
+    let dir = Dir::new();
+    for (version, prefix) in [(1u8, ""), (2, "module."), (3, "")] {
+        let w = f32s(&[1.0, f32::from(version)]);
+        let names = ["a.w", "s"].map(|name| format!("{prefix}{name}"));
+        let tensors = [(&*names[0], "F32", &[2][..], &w[..]), (&names[1], "F8_E8M0", &[1], &[version])];
+        write_tensors(&dir.path(&format!("{version}.safetensors")), &tensors);
+        // The store has the prefix, the files of some versions have none.
+        dir.well(&format!("publish plain {version}.safetensors --strip-prefix module."));
+        if version == 2 {
+            dir.well("publish wrapped 2.safetensors");
+        }
+    }
+    dir.well("pull wrapped -o bare.safetensors --strip-prefix module.");
+    dir.well("diff bare.safetensors 2.safetensors --strip-prefix module.");
+    let out = dir.well("inspect bare.safetensors --tensors").out();
+    assert!(out.contains("F8_E8M0") && out.contains("a.w") && !out.contains("module"), "{out}");
+    // As a base of the next pull.
+    dir.fails(
+        2,
+        "all names match without `module.`",
+        "pull wrapped -o x.safetensors --base bare.safetensors",
+    );
+    dir.well("pull wrapped -o x.safetensors --base bare.safetensors --strip-prefix module.");
+    dir.well("diff x.safetensors bare.safetensors");
+    for name in ["a.w", "module.a.w"] {
+        dir.well(&format!("pull wrapped -o one.npy --tensor {name} --strip-prefix module."));
+    }
+    let out = dir.well("pull plain -o three.safetensors --version 3").err;
+    dir.well("diff three.safetensors 3.safetensors");
+    assert!(out.contains("version 3"), "{out}");
+}
+
+#[test]
 fn streams_that_overwrite_are_applied_twice() {
     let dir = Dir::new();
     for version in 1..=2 {

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from gcodec._native import WRAPPERS, without_prefix
 from gcodec.errors import InputError
 
 _KNOWN = ("module.", "_orig_mod.", "model.")
-# Modules that wrappers of PyTorch also put around inner modules.
-_WITHIN = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-_PREFIXES = (*_KNOWN, *_WITHIN[1:], *(f"{one}{other}" for one in _KNOWN for other in _KNOWN if one != other))
-
-
-def short(name: str, prefix: str) -> str:
-    """Returns a name without a prefix, if it has it. Those of wrappers are left out within names, too."""
-    rest = name.removeprefix(prefix)
-    return rest.replace(f".{prefix}", ".") if prefix in _WITHIN else rest
+_PREFIXES = (*_KNOWN, *(prefix for prefix in WRAPPERS if prefix not in _KNOWN), *(f"{one}{other}" for one in _KNOWN for other in _KNOWN if one != other))
 
 
 def counterparts(names: Iterable[str], here: Collection[str], prefix: str) -> dict[str, str]:
@@ -32,10 +25,10 @@ def counterparts(names: Iterable[str], here: Collection[str], prefix: str) -> di
     plain = {name: name for name in here}
     without: dict[str, str] = {}
     for name in here:
-        if without.setdefault(short(name, prefix), name) != name:
-            raise InputError(f"without {prefix!r}, two tensors have the name {short(name, prefix)!r}")
+        if without.setdefault(without_prefix(name, prefix), name) != name:
+            raise InputError(f"without {prefix!r}, two tensors have the name {without_prefix(name, prefix)!r}")
     for known, cut in ((plain, False), (without, False), (plain, True), (without, True)):
-        keys = {name: short(name, prefix) if cut else name for name in names}
+        keys = {name: without_prefix(name, prefix) if cut else name for name in names}
         found = {name: known[key] for name, key in keys.items() if key in known}
         if len(found) > len(best) and len(set(found.values())) == len(found):
             best = found

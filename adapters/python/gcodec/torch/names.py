@@ -8,16 +8,18 @@ from typing import Any
 import torch
 
 from gcodec._handshake import Tensors
+from gcodec._native import WRAPPERS
 from gcodec._tensors.dlpack import local
 from gcodec.errors import InputError
 from gcodec.shards import place_of
 
-# Modules that torch.compile and activation checkpointing put around a module, as they appear in names.
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+# Modules that torch.compile, FSDP and activation checkpointing put around a module, as names have them.
+_PARTS = frozenset(wrapper.removesuffix(".") for wrapper in WRAPPERS)
+
 
 def plain(name: str) -> str:
     """Returns a parameter's name without the parts that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in name.split(".") if part not in _PARTS)
 
 
 def all_parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -8,6 +8,7 @@ mod pull;
 
 use crate::fail::{Code, Failure, Outcome, Result};
 use crate::features;
+use crate::fit::Prefixes;
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec_store::{Error, Options, Replica, Store};
@@ -71,13 +72,14 @@ impl Place {
 }
 
 /// Reads the version that a file states in its metadata.
-fn held(place: &Place, store: &Store, dump: Dump) -> Result<Replica> {
+fn held(place: &Place, store: &Store, prefixes: &Prefixes, mut dump: Dump) -> Result<Replica> {
     let stated = dump.metadata.get(VERSION_KEY).and_then(|text| text.parse().ok());
     let version = stated.ok_or_else(|| {
         Failure::usage(format_args!(
             "the file does not state its version ({VERSION_KEY}); `gcodec pull` writes it"
         ))
     })?;
+    prefixes.counterparts(&store.names(version).in_store(place)?, &mut dump)?;
     let tensors =
         dump.tensors.into_iter().map(NamedTensor::into_parts).collect::<gcodec::Result<Vec<_>>>()?;
     store.hold(version, tensors).in_store(place)

@@ -2,6 +2,7 @@
 
 use super::{InStore, Place, VERSION_KEY, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::fit::Prefixes;
 use crate::options::check_output_is_new;
 use crate::output::{counted, human_bytes, note};
 use crate::tensors::{self, Dump, Labels};
@@ -35,6 +36,8 @@ pub(crate) struct Args {
     /// Only this tensor, without downloading the others
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
+    #[command(flatten)]
+    prefixes: Prefixes,
     /// Folder for downloaded objects: a pull that was stopped continues from it
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
@@ -46,20 +49,26 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_output_is_new(&args.output, args.base.iter())?;
     let store = args.place.open("pulling", args.cache.clone())?;
     if let Some(name) = &args.tensor {
-        let tensor = store.tensor(args.version, name).in_store(&args.place)?;
-        tensors::write(&args.output, &[(name, tensor.view())], &args.labels(&store, name)?)?;
+        let own = args.own_name(&store, name)?;
+        let tensor = store.tensor(args.version, &own).in_store(&args.place)?;
+        let labels = args.labels(&store, &own)?.renamed(|name| args.prefixes.strip(name).into_owned());
+        let metadata = labels.entry().into_iter().collect();
+        tensors::write(&args.output, &[(&args.prefixes.strip(&own), tensor.view())], &metadata)?;
         return Ok(Outcome::Well);
     }
-    let held = |path| held(&args.place, &store, Dump::open_carrying(path)?).in_file(path);
+    let held = |path| held(&args.place, &store, &args.prefixes, Dump::open_carrying(path)?).in_file(path);
     let base = args.base.as_deref().map(held).transpose()?;
     let staged = store.stage(base.as_ref(), args.version).in_store(&args.place)?;
     let (bytes, steps) = (staged.bytes(), staged.steps());
     let verified = staged.verify().in_store(&args.place)?;
     let touched = verified.touched().len();
     let replica = verified.commit(base).in_store(&args.place)?;
-    let views: Vec<_> = replica.tensors().collect();
+    let names = args.prefixes.unique(replica.tensors().map(|(name, _)| name))?;
+    let views: Vec<_> =
+        names.iter().map(|name| &**name).zip(replica.tensors().map(|(_, view)| view)).collect();
     let mut metadata = BTreeMap::from([(VERSION_KEY.to_owned(), replica.version().to_string())]);
-    metadata.extend(Labels::of(replica.meta()).entry());
+    let labels = Labels::of(replica.meta()).renamed(|name| args.prefixes.strip(name).into_owned());
+    metadata.extend(labels.entry());
     tensors::write(&args.output, &views, &metadata)?;
     // The next pull needs other objects.
     if let Some(Err(e)) = args.cache.as_deref().map(std::fs::remove_dir_all)
@@ -84,13 +93,24 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 const FEW: u64 = 64;
 
 impl Args {
-    /// Returns metadata that says what an opaque tensor is.
-    fn labels(&self, store: &Store, name: &str) -> Result<BTreeMap<String, String>> {
+    /// Returns the name of a tensor in the store, which it may have with or without a prefix.
+    fn own_name(&self, store: &Store, name: &str) -> Result<String> {
+        if self.prefixes.is_empty() {
+            return Ok(name.to_owned());
+        }
+        let version = self.version.map_or_else(|| store.latest(), Ok).in_store(&self.place)?;
+        let names = store.names(version).in_store(&self.place)?;
+        let bare = self.prefixes.strip(name);
+        Ok(names.into_iter().find(|own| self.prefixes.strip(own) == bare).unwrap_or_else(|| name.to_owned()))
+    }
+
+    /// Returns the label of an opaque tensor.
+    fn labels(&self, store: &Store, name: &str) -> Result<Labels> {
         let latest = store.latest().in_store(&self.place)?;
         // Far back, the labels of a later version must do: each record is a download.
         let behind = latest.saturating_sub(self.version.unwrap_or(latest)).min(FEW);
         let versions = store.log(behind.saturating_add(1)).in_store(&self.place)?;
         let labels = versions.last().map(|version| Labels::of(&version.meta)).unwrap_or_default();
-        Ok(labels.only(name).entry().into_iter().collect())
+        Ok(labels.only(name))
     }
 }
