@@ -243,6 +243,7 @@ types:
           cases:
             'attribute_kind::label': label
             'attribute_kind::delta': delta
+            'attribute_kind::sum_delta': delta
             _: opaque
     instances:
       kind:
@@ -255,7 +256,7 @@ types:
         size-eos: true
         encoding: UTF-8
   delta:
-    doc: Section 6.
+    doc: Sections 6 and 6.1. A sum delta has sums where a delta has hashes.
     seq:
       - id: count
         type: varint
@@ -264,7 +265,7 @@ types:
         repeat: expr
         repeat-expr: count.value
   delta_run:
-    doc: For the tensors `first` to `first + more`.
+    doc: For the tensors `first` to `first + more`. A sum is four numbers of 32 bits.
     seq:
       - id: first
         type: varint
@@ -976,6 +977,7 @@ enums:
   attribute_kind:
     1: label
     2: delta
+    4: sum_delta
   reduction:
     0: none
     1: sum

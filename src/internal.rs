@@ -1,8 +1,9 @@
 //! Items for this repository's other crates and tests alone: any version may change or remove them.
 
 pub use crate::codes::CODINGS;
+pub use crate::digest::hash::run_digest;
 pub use crate::frame::header::{HEADER_LEN, PREAMBLE_LEN, SYNC};
-pub use crate::frame::update::{AttributeId, run_digest};
+pub use crate::frame::update::AttributeId;
 pub use crate::tensor::name::{WRAPPERS, without_prefix};
 pub use crate::tensor::shape::elements;
 

@@ -24,6 +24,7 @@
 //! | Map, append to, recover or replace a file | [`mod@file`] |
 //! | Describe tensors; headers, metadata, models | [`frame`] |
 //! | Build or examine blocks | [`block`] |
+//! | Compare tensors without moving them | [`digest`] |
 //! | Sum the updates of many workers | [`reduce`] |
 //! | Statistics of tensors and of updates | [`reduce::stats`] |
 //! | Element types, conversions to and from `f32` | [`Dtype`], [`tensor`] |
@@ -93,6 +94,7 @@ mod bits;
 pub mod block;
 mod codes;
 pub mod compress;
+pub mod digest;
 pub mod error;
 pub mod file;
 pub mod frame;

@@ -122,6 +122,11 @@ fn update(parts: &[Box<gcodec::frame::UpdatePart<'_>>]) -> (String, Result<Tenso
             all.sort_by_key(|d| d.first);
             all.dedup();
         }
+        if let (Some(all), Some(more)) = (&mut header.sums, &part.header.sums) {
+            all.extend(more);
+            all.sort_by_key(|d| d.first);
+            all.dedup();
+        }
     }
     let tensors = Assembler::new(&parts[0].manifest, &limits(), |_| true).and_then(|mut assembler| {
         parts.iter().try_for_each(|part| assembler.apply(part))?;

@@ -314,8 +314,8 @@ class Budget:
         if self.elements > self.limits["max_elements"]:
             raise FormatError("limit", offset, "more elements than the limit")
 
-    def runs(self, delta, offset):
-        self.count_tensors(sum(run.more + 1 for run in delta), offset)
+    def runs(self, runs, offset):
+        self.count_tensors(sum(run.more + 1 for run in runs), offset)
 
     def scope(self, scope, offset):
         self.count_tensors(scope.tensors, offset)
@@ -1473,7 +1473,7 @@ class Block:
 # -------------------------------------------------------------------------------------------------- 4. Frames
 
 class Run:
-    """An entry of a delta: section 6."""
+    """An entry of a delta or of a sum delta: sections 6 and 6.1."""
 
     def __init__(self, r):
         self.first, self.more = r.varint(), r.varint()
@@ -1500,7 +1500,7 @@ class Update:
 
     def __init__(self, fields):
         self.fields, self.next_part, self.end = fields, 0, (0, 0)
-        self.blocks, self.deltas, self.is_delta = [], [], False
+        self.blocks, self.listed = [], None       # listed: for each part, the runs of both attributes or None
 
 
 class Decoder:
@@ -1665,7 +1665,7 @@ class Decoder:
         if fields != update.fields:                                              # [UPD-3]
             raise FormatError("misplaced", body, "a part of another update")
         out = {"kind": "update", **fields, "part": part, "last": last}
-        delta = None
+        lists = {2: None, 4: None}                                               # runs: delta, sum delta
         previous = 0
         for _ in range(r.varint()):
             at = r.at
@@ -1676,13 +1676,15 @@ class Decoder:
             inner = r.part(r.varint())
             if number == 1:
                 out["label"] = utf8(inner.take(inner.left()), inner.at)          # [UPD-7]
-            elif number == 2:
-                delta = self.delta(inner, manifest)
-                out["delta"] = [run.describe() for run in delta]
+            elif number in lists:
+                lists[number] = self.delta(inner, manifest, is_sum=number == 4)
+                out["delta" if number == 2 else "sums"] = [run.describe() for run in lists[number]]
             elif number % 2 == 0:                                                # [UPD-5]
                 raise FormatError("unsupported", at, f"attribute {number}")
-        if part > 0 and (delta is not None) != update.is_delta:                  # [UPD-3]
+        kinds = [runs is not None for runs in lists.values()]
+        if part > 0 and kinds != [runs is not None for runs in update.listed[0].values()]:   # [UPD-3]
             raise FormatError("misplaced", body, "only some parts of the update have a delta")
+        is_delta, runs = any(kinds), [run for some in lists.values() for run in some or []]
         tables = [Table(r) for _ in range(r.varint(0, 64))]
         at = r.at
         block_count = r.varint()
@@ -1692,9 +1694,9 @@ class Decoder:
             raise FormatError("length_mismatch", at, f"{block_count} blocks in {r.left()} bytes")
         head = self.data[body:r.at]
         budget = Budget(self.limits)
-        budget.runs(delta or [], at)                                             # [LIM-3]
-        listed = spans(delta or [])
-        firsts = [run.first for run in delta or []]
+        budget.runs(runs, at)                                                    # [LIM-3]
+        present = [some for some in lists.values() if some is not None]
+        listed = [(some, [run.first for run in some], spans(some)) for some in present]
 
         def cx_of(scope, offset):
             budget.scope(scope, offset)                                          # [LIM-3]
@@ -1702,22 +1704,19 @@ class Decoder:
                 if scope.begin() < update.end:                                   # [UPD-6]
                     raise FormatError("not_ascending", offset, "blocks are not in order, or overlap")
                 update.end = scope.end()
-            in_one_run = False
-            if delta is not None:
+            in_one_run = is_delta
+            for some, firsts, ranges in listed:
                 i = bisect.bisect_right(firsts, scope.tensor) - 1
-                in_one_run = i >= 0 and scope.tensor + scope.tensors <= delta[i].end
-                i = bisect.bisect_right(listed, (scope.tensor, math.inf)) - 1
-                if i < 0 or listed[i][1] < scope.tensor + scope.tensors:         # [DEL-2]
+                in_one_run &= i >= 0 and scope.tensor + scope.tensors <= some[i].end
+                i = bisect.bisect_right(ranges, (scope.tensor, math.inf)) - 1
+                if i < 0 or ranges[i][1] < scope.tensor + scope.tensors:         # [DEL-2] [SUM-3]
                     raise FormatError("unknown_reference", offset, "a tensor that is not listed in the delta")
-            return Context(self, identity, scope, tables, budget, has_delta=delta is not None,
-                           in_one_run=in_one_run)
+            return Context(self, identity, scope, tables, budget, has_delta=is_delta, in_one_run=in_one_run)
 
         blocks = [Block(r, manifest, cx_of) for _ in range(block_count)]
         out["blocks"] = [b.describe() for b in blocks]
         update.blocks += blocks
-        if delta is not None:
-            update.is_delta = True
-            update.deltas.append(delta)
+        update.listed = [*(update.listed or []), lists]
         update.next_part += 1
         self.open = None if last else update
         if last:
@@ -1729,15 +1728,17 @@ class Decoder:
 
     # 6. Deltas
 
-    def delta(self, r, manifest):
+    def delta(self, r, manifest, is_sum):
         out, end = [], 0
         for _ in range(r.varint()):
             at = r.at
             run = Run(r)
-            if run.first < end:                                                  # [DEL-1]
+            if is_sum and max(lanes(run.base) + lanes(run.result)) >= P:         # [SUM-2]
+                raise FormatError("out_of_range", at, "a lane of 2^31 - 1 or more")
+            if run.first < end:                                                  # [DEL-1] [SUM-1]
                 raise FormatError("not_ascending", at, f"tensor {run.first} after {end - 1}")
             end = run.end
-            if end > len(manifest):                                              # [DEL-1]
+            if end > len(manifest):                                              # [DEL-1] [SUM-1]
                 raise FormatError("out_of_range", at, f"tensor {end - 1} of {len(manifest)}")
             out.append(run)
         r.finish()                                                               # [CNV-6]
@@ -1909,7 +1910,7 @@ class Decoder:
         # What a tensor of Python numbers takes is this reader's own matter.
         Budget(self.limits).alloc(sum(t.count for t in manifest), 8, 0)
         before = [[0] * t.count for t in manifest]
-        if update.is_delta:
+        if any(runs is not None for runs in update.listed[0].values()):
             for i, t in enumerate(manifest):
                 given = (base or {}).get(t.name)
                 if given is not None and (given["dtype"], list(given["shape"])) == (t.dtype, t.shape):
@@ -1925,21 +1926,26 @@ class Decoder:
                 for t, x in zip(manifest, after)}
 
     def compare(self, manifest, update, tensors, which):
-        """Compares the base digests or the result digests of an update: [DEL-4]."""
-        runs = [run for delta in update.deltas for run in delta]
+        """Compares the base digests or the result digests of an update: [DEL-4] [SUM-4]."""
+        self.compare_runs(manifest, update, 2, which, tensors, tensor_digest,
+                          lambda own: own[0] if len(own) == 1 else blake3(b"".join(own))[:16])
+        self.compare_runs(manifest, update, 4, which, tensors, sum_share,
+                          lambda own: sum_bytes([sum(lane) for lane in zip(*own)]))
+
+    def compare_runs(self, manifest, update, number, which, tensors, of_tensor, of_run):
+        """Compares the runs of one attribute. `of_run`: the digest of tensors with these digests."""
+        runs = [run for lists in update.listed for run in lists[number] or []]
         known = {}
         for run in runs:
             key = run.more, run.base, run.result
-            if known.setdefault(run.first, key) != key:                          # [DEL-5]
+            if known.setdefault(run.first, key) != key:                          # [DEL-5] [SUM-5]
                 raise FormatError("checksum_mismatch", 0, f"two parts list {manifest[run.first].name} differently")
         ends = sorted((first, first + key[0]) for first, key in known.items())
-        if any(b[0] <= a[1] for a, b in zip(ends, ends[1:])):                    # [DEL-5]
+        if any(b[0] <= a[1] for a, b in zip(ends, ends[1:])):                    # [DEL-5] [SUM-5]
             raise FormatError("checksum_mismatch", 0, "runs of two parts overlap")
-        digest_of = functools.cache(lambda i: tensor_digest(manifest[i], tensors[i]))
+        digest_of = functools.cache(lambda i: of_tensor(manifest[i], tensors[i]))
         for run in runs:
-            digests = [digest_of(i) for i in range(run.first, run.end)]
-            digest = digests[0] if run.more == 0 else blake3(b"".join(digests))[:16]
-            if digest != getattr(run, which):                                    # [DEL-4]
+            if of_run([digest_of(i) for i in range(run.first, run.end)]) != getattr(run, which):   # [DEL-4] [SUM-4]
                 raise FormatError("checksum_mismatch", 0, f"{which} of {manifest[run.first].name} and {run.more} more")
 
 
@@ -1986,6 +1992,90 @@ def tensor_digest(tensor, values):
     dims = [len(tensor.shape), *tensor.shape]
     head = bytes([DTYPE_IDS[tensor.dtype]]) + b"".join(map(varint_bytes, dims))
     return blake3(head + pack(tensor, values))[:16]
+
+
+# 6.1 Sum digests
+
+P = 2**31 - 1
+
+
+def lanes(data):
+    return [int.from_bytes(data[i:i + 4], "little") for i in range(0, 16, 4)]
+
+
+def sum_bytes(numbers):
+    return b"".join((n % P).to_bytes(4, "little") for n in numbers)
+
+
+def nonzero(random):
+    return 1 + (random >> 1) % (P - 1)
+
+
+def splitmix(n):
+    """Returns output n of SplitMix64 with the seed 0."""
+    mask = 2**64 - 1
+    z = (n + 1) * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return z ^ z >> 31
+
+
+@functools.cache
+def keys(axis, index):
+    """Returns the keys of all lanes; axis 0 is the last."""
+    def factor(level, lane, number):
+        return nonzero(splitmix(((2 * axis + level) * 4 + lane) << 56 | number))
+    index %= 2**64
+    return [factor(0, lane, index % 2**16) * factor(1, lane, index >> 16) % P for lane in range(4)]
+
+
+def sum_digest(dtype, shape, first, values):
+    """Returns D of the elements of a tensor or shard whose first element has the indices `first`."""
+    shape, first = (shape, first) if shape else ([1], [0])
+    width = BITS[dtype]
+    size = min(width, 16)
+    units = width // size
+    total = [0] * 4
+    for flat, bits in enumerate(values):
+        outer, rest = [1] * 4, flat
+        for axis, (dim, start) in enumerate(zip(reversed(shape), reversed(first))):
+            rest, index = divmod(rest, dim)
+            if axis == 0:
+                last = index + start
+            else:
+                outer = [a * b % P for a, b in zip(outer, keys(axis, index + start))]
+        for part in range(units):
+            s = bits >> part * size & (1 << size) - 1
+            if size > 4 and s >> size - 1:
+                s -= 1 << size
+            own = keys(0, last * units + part)
+            total = [(t + a * b * (s + 2**16)) % P for t, a, b in zip(total, outer, own)]
+    return total
+
+
+def name_of_whole(tensor):
+    """Returns a shard's name without its ending, if that is the shard's place."""
+    name, bracket, ending = tensor.name.rpartition("[")
+    if not (name and bracket and ending.endswith("]")):
+        return tensor.name
+    ranges, dims = ending[:-1].split(","), list(zip(tensor.shape, tensor.shard))
+    if len(ranges) > len(dims):
+        return tensor.name
+    for text, (dim, (whole, first)) in zip(ranges, dims):
+        if text != f"{first}:{first + dim}" and not (text == ":" and dim == whole):
+            return tensor.name
+    return name
+
+
+def sum_share(tensor, values):
+    """Returns S of a tensor or shard, in all lanes."""
+    name, shape, first = tensor.name, tensor.shape, [0] * len(tensor.shape)
+    if tensor.shard is not None:
+        name, shape, first = name_of_whole(tensor), [d for d, _ in tensor.shard], [o for _, o in tensor.shard]
+    head = bytes([DTYPE_IDS[tensor.dtype]]) + b"".join(n.to_bytes(8, "little") for n in [len(shape), *shape])
+    digest = blake3(b"gcodec sum digest 1" + head + name.encode())
+    weights = [nonzero(int.from_bytes(digest[i:i + 8], "little")) for i in range(0, 32, 8)]
+    return [w * d % P for w, d in zip(weights, sum_digest(tensor.dtype, tensor.shape, first, values))]
 
 
 def ulp_order(u, width, is_float):

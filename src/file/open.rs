@@ -7,7 +7,7 @@ use crate::bits::{check_crc, crc32};
 use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
-    BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock,
+    BlockOrder, CHAINED_LEN, Delta, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock,
     IndexedFrame, IndexedUpdate, Manifest, ManifestId, Metadata, PREAMBLE_LEN, Preamble, UpdateHeader,
     UpdatePart,
 };
@@ -151,9 +151,13 @@ impl<'a> File<'a> {
 
     /// Lists each run of a delta once: a tensor with blocks in several parts is listed by each of them.
     fn merge_runs(&mut self) {
-        for delta in self.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
-            delta.sort_by_key(|d| d.first);
-            delta.dedup();
+        fn merge<D: PartialEq>(runs: &mut Vec<Delta<D>>) {
+            runs.sort_by_key(|run| run.first);
+            runs.dedup();
+        }
+        for header in self.updates.iter_mut().map(|update| &mut update.header) {
+            header.delta.iter_mut().for_each(merge);
+            header.sums.iter_mut().for_each(merge);
         }
     }
 
@@ -189,6 +193,9 @@ impl<'a> File<'a> {
                     return Err(Error::format(FormatErrorKind::Misplaced { field }, offset));
                 }
                 if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
+                    all.extend(more);
+                }
+                if let (Some(all), Some(more)) = (&mut update.header.sums, part.header.sums) {
                     all.extend(more);
                 }
                 update.parts.end = at + 1;
@@ -300,7 +307,7 @@ impl<'a> File<'a> {
     ) -> Result<Vec<(u64, TensorBuf)>> {
         let entry = self.entry(update)?;
         let mut assembler = Assembler::new(&entry.manifest, &self.limits, wanted)?;
-        for (name, tensor) in base.iter().filter(|_| entry.header.delta.is_some()) {
+        for (name, tensor) in base.iter().filter(|_| entry.header.is_delta()) {
             assembler.base(name, *tensor)?;
         }
         self.apply(update, &mut assembler)?;
@@ -445,10 +452,13 @@ impl<'a> File<'a> {
 
 /// Marks the tensors that share a digest with a wanted one, too: their blocks are needed.
 fn needed(entry: &UpdateEntry, mut wanted: Vec<bool>) -> Vec<bool> {
-    for run in entry.header.delta.iter().flatten().filter(|run| run.more > 0) {
-        let run = &mut wanted[in_memory(run.first)..=in_memory(run.last())];
-        let any = run.contains(&true);
-        run.fill(any);
+    // The runs of one kind of digests are disjoint, but each can overlap runs of the other kind.
+    let alone = wanted.clone();
+    for (first, last) in entry.header.runs().filter(|(first, last)| first < last) {
+        let run = in_memory(first)..=in_memory(last);
+        if alone[run.clone()].contains(&true) {
+            wanted[run].fill(true);
+        }
     }
     wanted
 }

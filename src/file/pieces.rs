@@ -7,8 +7,9 @@ use rayon::prelude::*;
 
 use super::File;
 use crate::arch::{pages, threads};
+use crate::digest::SumDigest;
 use crate::error::Result;
-use crate::frame::{Delta, Manifest, UpdatePart, run_digest, tensor_digest};
+use crate::frame::{Delta, Manifest, TensorInfo, UpdatePart, run_digest, tensor_digest};
 use crate::limits::in_memory;
 use crate::stream::{Assembler, span};
 use crate::tensor::{TensorBuf, TensorView};
@@ -85,15 +86,29 @@ impl<'a> File<'a> {
     /// Whether an update was made against this base; true for an update that is no delta.
     fn fits(&self, update: usize, base: &BTreeMap<String, TensorView<'_>>) -> bool {
         let entry = &self.updates()[update];
-        let Some(delta) = &entry.header.delta else { return true };
+        if !entry.header.is_delta() {
+            return true;
+        }
+        let tensors = |first, last| {
+            let infos = entry.manifest.tensors().get(in_memory(first)..=in_memory(last));
+            let infos = infos.unwrap_or_default().iter();
+            infos.map(|info| Some((info, base.get(&info.name).copied()?))).collect::<Option<Vec<_>>>()
+        };
         let is_base = |run: &Delta| {
-            let infos = entry.manifest.tensors().get(in_memory(run.first)..=in_memory(run.last()));
-            let tensors = infos.unwrap_or_default().iter().map(|info| base.get(&info.name).copied());
-            let digests = tensors.map(|tensor| tensor.map(tensor_digest)).collect::<Option<Vec<_>>>();
-            digests.is_some_and(|digests| run_digest(&digests) == run.base)
+            let digests = |found: Vec<_>| found.into_iter().map(|(_, base)| tensor_digest(base)).collect();
+            tensors(run.first, run.last()).map(digests).is_some_and(|of: Vec<_>| run_digest(&of) == run.base)
+        };
+        let is_summed = |run: &Delta<SumDigest>| {
+            let sum = |found: Vec<(&TensorInfo, _)>| {
+                found.into_iter().map(|(info, base)| info.sum_digest(base)).sum::<Result<SumDigest>>().ok()
+            };
+            tensors(run.first, run.last()).and_then(sum) == Some(run.base)
         };
         // One run suffices here: the decoder compares them all.
-        delta.first().is_none_or(is_base)
+        match (&entry.header.sums, &entry.header.delta) {
+            (Some(sums), _) => sums.first().is_none_or(is_summed),
+            (_, delta) => delta.iter().flatten().next().is_none_or(is_base),
+        }
     }
 
     /// Marks each tensor that must be decoded together with the one before.
@@ -105,8 +120,8 @@ impl<'a> File<'a> {
             return vec![true; tensors];
         }
         let mut joined = vec![false; tensors];
-        for run in updates.by_ref().flat_map(|i| self.updates()[i].header.delta.iter().flatten()) {
-            let more = in_memory(run.first).saturating_add(1)..=in_memory(run.last());
+        for run in updates.by_ref().flat_map(|i| self.updates()[i].header.runs()) {
+            let more = in_memory(run.0).saturating_add(1)..=in_memory(run.1);
             joined.get_mut(more).into_iter().for_each(|joined| joined.fill(true));
         }
         joined
@@ -168,7 +183,7 @@ impl<'a> Pieces<'_, 'a> {
         let mut wanted = batch.clone().filter(|&i| self.wanted[i]);
         let (Some(tensor), None) = (wanted.next(), wanted.next()) else { return Ok(None) };
         let is_large = entry.manifest.tensors()[tensor].bytes() > batch_bytes();
-        match is_large && first == last && entry.header.delta.is_none() {
+        match is_large && first == last && !entry.header.is_delta() {
             true => Large::of(self.file, last, tensor),
             false => Ok(None),
         }
@@ -190,8 +205,7 @@ impl<'a> Pieces<'_, 'a> {
             let mut assembler =
                 Assembler::with_memory(manifest, self.file.limits(), &wanted, &mut self.spare)?;
             let of_batch = if is_same { batch.clone() } else { 0..manifest.tensors().len() };
-            for info in manifest.tensors()[of_batch].iter().filter(|_| updates[update].header.delta.is_some())
-            {
+            for info in manifest.tensors()[of_batch].iter().filter(|_| updates[update].header.is_delta()) {
                 let base = match &earlier {
                     Some(earlier) => earlier.get(&info.name).map(TensorBuf::view),
                     None => self.base.get(&info.name).copied(),

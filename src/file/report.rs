@@ -11,9 +11,7 @@ use rayon::prelude::*;
 
 use crate::block::{Block, RawBlock, Scope, SupportId, ValuesId};
 use crate::error::{Error, Result};
-use crate::frame::{
-    Delta, HEADER_LEN, Manifest, ManifestId, PREAMBLE_LEN, TensorInfo, UpdateHeader, UpdatePart,
-};
+use crate::frame::{HEADER_LEN, Manifest, ManifestId, PREAMBLE_LEN, TensorInfo, UpdateHeader, UpdatePart};
 use crate::limits::{Budget, Limits, in_memory};
 use crate::reduce::stats::{Stats, StatsOptions};
 use crate::stream::{Assembler, Body, Event, FrameInfo, SliceReader};
@@ -399,7 +397,7 @@ impl UpdateReport {
             }
             let row = &mut self.tensors[row];
             row.add(raw, &values, &found.note, stats, share);
-            row.is_delta |= part.header.delta.as_ref().is_some_and(|d| Delta::find(d, number).is_some());
+            row.is_delta |= part.header.lists(number);
             if let Some(error) = error {
                 row.error.get_or_insert_with(|| error.to_string());
             }

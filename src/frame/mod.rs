@@ -8,8 +8,11 @@ mod manifest;
 mod metadata;
 mod model;
 mod shards;
+mod sums;
 pub(crate) mod update;
 
+pub use crate::digest::{Digest, tensor_digest};
+pub(crate) use crate::digest::{digest_head, run_digest};
 pub use crate::limits::Budget;
 pub use end::End;
 pub(crate) use header::{CHAINED_LEN, HEADER_LEN, PREAMBLE_LEN, SYNC};
@@ -19,8 +22,8 @@ pub use index_set::IndexSet;
 pub use manifest::{Manifest, ManifestId, Shard, TensorInfo};
 pub use metadata::Metadata;
 pub use model::{Model, Weights};
-pub(crate) use update::{BlockOrder, UpdateWriter, digest_head, run_digest};
-pub use update::{Delta, Digest, Reduction, UpdateHeader, UpdatePart, tensor_digest};
+pub(crate) use update::{BlockOrder, UpdateWriter};
+pub use update::{Delta, Reduction, UpdateHeader, UpdatePart};
 
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Limits, check};

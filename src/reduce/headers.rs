@@ -48,7 +48,7 @@ pub fn header<'h>(headers: impl IntoIterator<Item = &'h UpdateHeader>, mean: boo
 /// Checks that an update can be part of a sum.
 pub(super) fn alone(header: &UpdateHeader) -> Result<()> {
     let why = match () {
-        () if header.delta.is_some() => "it is a delta against a base, and deltas have no sum",
+        () if header.is_delta() => "it is a delta against a base, and deltas have no sum",
         () if header.reduction == Reduction::Mean => "it is a mean, and its divisor is unknown",
         () if header.reduction == Reduction::Sum && header.contributors == 0 => {
             "it is a sum of an unknown number of updates"

@@ -7,11 +7,13 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
+use crate::digest::SumDigest;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{
-    BlockOrder, Delta, Digest, Manifest, TensorInfo, UpdateHeader, UpdatePart, run_digest, tensor_digest,
+    BlockOrder, Digest, Manifest, TensorInfo, UpdateHeader, UpdatePart, run_digest, tensor_digest,
 };
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
+use crate::stream::bases::{Base, Runs, base_of, check_hashes, check_sums};
 use crate::stream::buffers::{Buffer, copy, places, span};
 use crate::tensor::{TensorBuf, TensorView};
 
@@ -33,27 +35,18 @@ pub struct Assembler<'b> {
     tensors: Vec<Option<Buffer<'b>>>,
     /// Tensors that are assembled for a digest only.
     extra: BTreeSet<u64>,
+    /// Tensors whose elements begin as those of the base.
+    begun: BTreeSet<u64>,
     /// Bytes that may still be allocated for such tensors.
     alloc_left: u64,
     touched: Vec<bool>,
     base: BTreeMap<String, Base<'b>>,
-    /// The runs of tensors that a delta changes, by their first tensor; `None` if the update is no delta.
-    delta: Option<BTreeMap<u64, Delta>>,
+    /// Whether the update is a delta.
+    is_delta: bool,
+    /// The runs of tensors that a delta changes.
+    hashed: Runs<Digest>,
+    summed: Runs<SumDigest>,
     applied: Applied,
-}
-
-/// A tensor that a delta changes.
-#[derive(Clone, Copy)]
-struct Base<'b> {
-    tensor: TensorView<'b>,
-    /// Its digest, if the caller knows it.
-    digest: Option<Digest>,
-}
-
-impl Base<'_> {
-    fn digest(&self) -> Digest {
-        self.digest.unwrap_or_else(|| tensor_digest(self.tensor))
-    }
 }
 
 /// Parts of the update that have been applied.
@@ -105,11 +98,14 @@ impl<'b> Assembler<'b> {
         Ok(Self {
             tensors: tensors.map(|(info, wanted)| wanted.then(|| buffer(info))).collect(),
             extra: BTreeSet::new(),
+            begun: BTreeSet::new(),
             alloc_left: limits.max_alloc_bytes - bytes,
             touched: vec![false; wanted.len()],
             manifest: Arc::clone(manifest),
             base: BTreeMap::new(),
-            delta: None,
+            is_delta: false,
+            hashed: Runs::default(),
+            summed: Runs::default(),
             applied: Applied::Nothing,
         })
     }
@@ -145,7 +141,7 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// [`Error::Input`] if the manifest has another type or shape for the tensor.
     pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
-        self.set_base(name, Base { tensor, digest: None })
+        self.set_base(name, Base { tensor, digest: None, sum: None })
     }
 
     /// As [`Self::base`], for a tensor whose digest ([`tensor_digest`]) the caller knows, as
@@ -154,7 +150,7 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// As [`Self::base`].
     pub fn base_with_digest(&mut self, name: &str, tensor: TensorView<'b>, digest: Digest) -> Result<()> {
-        self.set_base(name, Base { tensor, digest: Some(digest) })
+        self.set_base(name, Base { tensor, digest: Some(digest), sum: None })
     }
 
     fn set_base(&mut self, name: &str, base: Base<'b>) -> Result<()> {
@@ -188,9 +184,7 @@ impl<'b> Assembler<'b> {
     }
 
     fn apply_part(&mut self, part: &UpdatePart<'_>) -> Result<()> {
-        if let Some(delta) = &part.header.delta {
-            self.take_base(delta)?;
-        }
+        self.take_base(&part.header)?;
         let wanted: Vec<usize> =
             (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
         let mut budget = part.budget();
@@ -334,25 +328,26 @@ impl<'b> Assembler<'b> {
         self.tensors[in_memory(tensor)].is_some()
     }
 
-    /// Copies the base into each tensor of a delta, and checks that all parts list the same digests (DEL-5).
-    fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
-        let runs = self.new_runs(delta)?;
+    /// Copies the base into each tensor of a delta, and checks that all parts list the same digests (DEL-5,
+    /// SUM-5).
+    fn take_base(&mut self, header: &UpdateHeader) -> Result<()> {
+        // A delta that touches no wanted tensor is a delta, too.
+        self.is_delta |= header.is_delta();
+        let is_wanted = |n: u64| self.tensors[in_memory(n)].is_some() && !self.extra.contains(&n);
+        let hashed = self.hashed.add(header.delta.as_deref().unwrap_or_default(), is_wanted)?;
+        let summed = self.summed.add(header.sums.as_deref().unwrap_or_default(), is_wanted)?;
         let infos = Arc::clone(&self.manifest);
-        let numbers = || runs.iter().flat_map(|run| in_memory(run.first)..=in_memory(run.last()));
-        let mut bases = Vec::with_capacity(numbers().count());
-        for number in numbers() {
-            let base = self.base.get(&infos.tensors()[number].name);
-            bases.push(*base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number as u64))?);
-        }
-        let digests: Vec<Digest> = bases.par_iter().map(Base::digest).collect();
-        let mut rest = digests.as_slice();
-        for run in &runs {
-            let own = rest.split_off(..=in_memory(run.more)).unwrap_or_default();
-            if run_digest(own) != run.base {
-                return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(run.first));
+        check_hashes(&hashed, |number| base_of(&self.base, &infos, number))?;
+        check_sums(&summed, &infos, |number| base_of(&self.base, &infos, number))?;
+        let hashed = hashed.iter().map(|run| (run.first, run.last()));
+        let summed = summed.iter().map(|run| (run.first, run.last()));
+        for number in hashed.chain(summed).flat_map(|(first, last)| first..=last) {
+            // The runs of one kind of digests can overlap those of the other.
+            if !self.begun.insert(number) {
+                continue;
             }
-        }
-        for (number, Base { tensor, .. }) in numbers().zip(bases) {
+            let tensor = base_of(&self.base, &infos, number)?.tensor;
+            let number = in_memory(number);
             let len = tensor.data().len() as u64;
             if self.tensors[number].is_none() {
                 check(MEMORY, len, self.alloc_left, 0)?;
@@ -364,34 +359,7 @@ impl<'b> Assembler<'b> {
             });
             buffer.begin(tensor.data());
         }
-        // A delta that touches no wanted tensor is a delta, too.
-        self.delta.get_or_insert_default();
         Ok(())
-    }
-
-    /// Returns the runs of a part that have a wanted tensor and that no earlier part listed, after noting
-    /// them.
-    fn new_runs(&mut self, delta: &[Delta]) -> Result<Vec<Delta>> {
-        let mut new = Vec::new();
-        for entry in delta {
-            let run = in_memory(entry.first)..=in_memory(entry.last());
-            if self.tensors[run].iter().all(Option::is_none) {
-                continue;
-            }
-            let known = self.delta.get_or_insert_default();
-            // The known runs are disjoint, so the last one that begins before the end of this one overlaps it
-            // if any does.
-            let before = known.range(..=entry.last()).next_back().map(|(_, run)| *run);
-            match before.filter(|run| run.last() >= entry.first) {
-                Some(earlier) if earlier == *entry => {}
-                Some(_) => return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.first)),
-                None => {
-                    known.insert(entry.first, *entry);
-                    new.push(*entry);
-                }
-            }
-        }
-        Ok(new)
     }
 
     fn apply_block(
@@ -473,23 +441,30 @@ impl<'b> Assembler<'b> {
             buffer.prepare(u64::MAX, u64::MAX, false);
             let (number, mut data, mut digest) = (number as u64, buffer.data, None);
             // A delta contains only the tensors that changed: the others are copied from the base.
-            if self.delta.as_ref().is_some_and(|delta| run_of(delta, number).is_none()) {
-                let base = self.base.get(&info.name);
-                let base = base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number))?;
+            if self.is_delta && !self.begun.contains(&number) {
+                let base = base_of(&self.base, &infos, number)?;
                 copy(base.tensor.data(), &mut data);
                 digest = base.digest;
             }
             out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?, digest));
         }
-        let listed = |number| self.delta.as_ref().is_some_and(|delta| run_of(delta, number).is_some());
         out.par_iter_mut()
-            .filter(|(number, ..)| listed(*number))
+            .filter(|(number, ..)| self.hashed.contains(*number))
             .for_each(|(_, tensor, digest)| *digest = Some(tensor_digest(tensor.view())));
-        for run in self.delta.iter().flat_map(BTreeMap::values) {
+        for run in self.hashed.iter() {
             let start = out.partition_point(|(number, ..)| *number < run.first);
             let tensors = &out[start..=start + in_memory(run.more)];
             let digests: Vec<Digest> = tensors.iter().filter_map(|(.., digest)| *digest).collect();
             if run_digest(&digests) != run.result {
+                return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(run.first));
+            }
+        }
+        for run in self.summed.iter() {
+            let start = out.partition_point(|(number, ..)| *number < run.first);
+            let tensors = out[start..=start + in_memory(run.more)].par_iter();
+            let sums = tensors
+                .map(|(number, tensor, _)| infos.tensors()[in_memory(*number)].sum_digest(tensor.view()));
+            if sums.collect::<Result<Vec<_>>>()?.into_iter().sum::<SumDigest>() != run.result {
                 return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(run.first));
             }
         }
@@ -501,11 +476,6 @@ impl<'b> Assembler<'b> {
     pub fn touches(&self, tensor: u64) -> bool {
         usize::try_from(tensor).ok().and_then(|t| self.touched.get(t)).copied().unwrap_or(false)
     }
-}
-
-/// Returns the run that contains a tensor.
-fn run_of(runs: &BTreeMap<u64, Delta>, tensor: u64) -> Option<&Delta> {
-    runs.range(..=tensor).next_back().map(|(_, run)| run).filter(|run| run.contains(tensor))
 }
 
 #[cfg(test)]

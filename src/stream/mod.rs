@@ -2,6 +2,7 @@
 //! (spec, section 3).
 
 mod assembler;
+mod bases;
 mod buffers;
 mod byte_queue;
 mod decoder;

@@ -75,8 +75,8 @@ impl Store {
         for (object, bytes) in deltas.iter().zip(streams) {
             let stream = |source| Error::Stream { path: object.path.clone(), source };
             let opened = file::File::open(bytes, self.remote.options.limits.clone()).map_err(stream)?;
-            let of_updates = opened.updates().iter().flat_map(|update| update.header.delta.iter().flatten());
-            runs.extend(of_updates.map(|run| start + run.first as usize..start + run.last() as usize + 1));
+            let of_updates = opened.updates().iter().flat_map(|update| update.header.runs());
+            runs.extend(of_updates.map(|(first, last)| start + first as usize..start + last as usize + 1));
         }
         let mut needed = HashSet::from([tensor]);
         loop {

@@ -181,11 +181,11 @@ impl Staging {
         if update.manifest.tensors() != manifest.tensors() {
             return Err(wrong("the stream has other tensors than the table of tensors"));
         }
-        if update.header.delta.is_some() != is_delta {
+        if update.header.is_delta() != is_delta {
             return Err(wrong("a delta stands in the place of an anchor, or the reverse"));
         }
-        let runs = update.header.delta.iter().flatten();
-        let numbers = runs.flat_map(|run| run.first..=run.last()).map(|n| group.start + n as usize);
+        let runs = update.header.runs();
+        let numbers = runs.flat_map(|(first, last)| first..=last).map(|n| group.start + n as usize);
         let mut wanted: HashSet<usize> = match is_delta {
             true => numbers.collect(),
             false => group.clone().collect(),

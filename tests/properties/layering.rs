@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["arch", "tensor"],
     &["random"],
     &["bits"],
-    &["codes"],
+    &["codes", "digest"],
     &["block"],
     &["frame"],
     &["compress", "reduce", "stream"],
@@ -243,7 +243,7 @@ fn no_native_byte_order() {
 }
 
 /// Modules that implement the wire format.
-const FORMAT: &[&str] = &["tensor", "random", "bits", "codes", "block", "frame", "stream", "file"];
+const FORMAT: &[&str] = &["tensor", "random", "bits", "codes", "digest", "block", "frame", "stream", "file"];
 
 /// On a 32-bit machine, casting a 64-bit number to `usize` can change it. The wire format uses
 /// `limits::in_memory` instead.

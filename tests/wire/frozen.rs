@@ -55,7 +55,7 @@ fn read(bytes: &[u8], base: &Named) -> Result<Option<Named>> {
     }
     let manifest = parts[0].manifest.clone();
     let mut assembler = Assembler::new(&manifest, &limits, |_| true)?;
-    for (name, tensor) in base.iter().filter(|_| parts[0].header.delta.is_some()) {
+    for (name, tensor) in base.iter().filter(|_| parts[0].header.is_delta()) {
         assembler.base(name, tensor.view())?;
     }
     for part in &parts {

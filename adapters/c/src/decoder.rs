@@ -124,7 +124,7 @@ impl Decoder {
             |number: u64| manifest.tensors().get(usize::try_from(number).ok()?).map(|t| t.name.as_str());
         if part.part == 0 {
             self.open = None;
-            let is_delta = part.header.delta.is_some();
+            let is_delta = part.header.is_delta();
             let open = self.begin(&manifest, is_delta, last.take()).map_err(|e| e.named(name))?;
             self.open = Some((part.header.clone(), Arc::clone(&part.manifest), open));
         }
@@ -197,7 +197,7 @@ impl Decoder {
         let file = File::scan(bytes, self.limits.clone())?;
         let number = file.last()?;
         let UpdateEntry { manifest, header, .. } = file.updates()[number].clone();
-        let mut open = self.begin(&manifest, header.delta.is_some(), last_done)?;
+        let mut open = self.begin(&manifest, header.is_delta(), last_done)?;
         let decoded = open.with_dependent_mut(|_, unfinished| {
             let Some(mut assembler) = unfinished.take() else { return Ok(Vec::new()) };
             file.apply(number, &mut assembler)?;

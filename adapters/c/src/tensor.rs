@@ -154,7 +154,7 @@ impl gcodec_header {
             contributors: header.contributors,
             inner_steps: header.inner_steps,
             reduction: header.reduction as u32,
-            is_delta: header.delta.is_some().into(),
+            is_delta: header.is_delta().into(),
             label: label.as_ptr(),
         }
     }

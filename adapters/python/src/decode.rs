@@ -29,7 +29,7 @@ pub(crate) fn header_dict<'py>(py: Python<'py>, header: &UpdateHeader) -> PyResu
     out.set_item("inner_steps", header.inner_steps)?;
     out.set_item("reduction", reduction_name(header.reduction))?;
     out.set_item("label", &header.label)?;
-    out.set_item("delta", header.delta.is_some())?;
+    out.set_item("delta", header.is_delta())?;
     Ok(out)
 }
 
@@ -135,7 +135,7 @@ impl Open {
     ) -> gcodec::Result<Self> {
         Self::try_new(Arc::clone(base), |base| {
             let mut assembler = Assembler::new(&part.manifest, limits, |name| is_wanted(wanted, name))?;
-            if part.header.delta.is_some() {
+            if part.header.is_delta() {
                 for named in base.iter() {
                     assembler.base(&named.name, named.tensor.view()?)?;
                 }

@@ -106,7 +106,7 @@ fn update_to_dict(py: Python<'_>, update: UpdateReport) -> PyResult<Bound<'_, Py
     put!(out, update, frames blocks bytes header_bytes kept);
     let (infos, elements) = (update.manifest.tensors(), update.manifest.elements());
     out.set_item("reduction", reduction_name(update.header.reduction))?;
-    out.set_item("delta", update.header.delta.is_some())?;
+    out.set_item("delta", update.header.is_delta())?;
     out.set_item("elements", elements)?;
     out.set_item("source_bytes", infos.iter().map(TensorInfo::bytes).sum::<u64>())?;
     let tensors = PyList::empty(py);
@@ -129,7 +129,7 @@ fn update_to_dict(py: Python<'_>, update: UpdateReport) -> PyResult<Bound<'_, Py
         tensors.append(dict)?;
     }
     let all = all.with_elements(elements);
-    let is_known = all.unread == 0 && update.header.delta.is_none();
+    let is_known = all.unread == 0 && !update.header.is_delta();
     out.set_item("norm", is_known.then(|| all.norm()))?;
     put!(out, all, zeros nan infinite);
     out.set_item("tensors", tensors)?;

@@ -72,7 +72,7 @@ fn read(
     check.finish()?;
     let update = Update {
         base: base.iter().map(|named| (named.name.as_str(), named)).collect(),
-        delta: header.delta.is_some(),
+        delta: header.is_delta(),
         manifest: &manifest,
         parts: &parts,
         limits,
@@ -93,9 +93,9 @@ fn read(
 /// Returns the tensors with blocks, in groups that are decoded together: the runs of a delta's digests, or
 /// the tensors of each block.
 fn groups(parts: &[UpdatePart<'_>]) -> Vec<RangeInclusive<usize>> {
-    let runs = parts.iter().flat_map(|part| match &part.header.delta {
-        Some(runs) => runs.iter().map(|run| (run.first, run.last())).collect::<Vec<_>>(),
-        None => {
+    let runs = parts.iter().flat_map(|part| match part.header.is_delta() {
+        true => part.header.runs().collect::<Vec<_>>(),
+        false => {
             part.blocks.iter().map(|b| (b.scope.first(), b.scope.first() + b.scope.tensors() - 1)).collect()
         }
     });
@@ -145,11 +145,16 @@ impl Update<'_> {
             .collect()
     }
 
-    /// Returns the tensors that share a digest with one.
+    /// Returns the tensors that share a digest of either kind with one.
     fn run_of(&self, number: usize) -> RangeInclusive<usize> {
-        let runs = self.parts.iter().filter_map(|part| part.header.delta.as_deref());
-        let run = runs.filter_map(|runs| Delta::find(runs, number as u64)).next();
-        run.map_or(number..=number, |run| run.first as usize..=run.last() as usize)
+        let headers = || self.parts.iter().map(|part| &part.header);
+        let hashed = headers().filter_map(|header| Delta::find(header.delta.as_deref()?, number as u64));
+        let summed = headers().filter_map(|header| Delta::find(header.sums.as_deref()?, number as u64));
+        let runs = hashed.map(|run| (run.first, run.last()));
+        let runs = runs.chain(summed.map(|run| (run.first, run.last())));
+        let own = (number as u64, number as u64);
+        let (first, last) = runs.fold(own, |own, run| (own.0.min(run.0), own.1.max(run.1)));
+        first as usize..=last as usize
     }
 
     /// Returns the patch that makes `new`; `None` if nothing changes.

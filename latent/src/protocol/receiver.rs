@@ -138,7 +138,7 @@ impl Receiver {
         if part.manifest.id() != self.manifest.id() {
             return refuse("it is of other tensors");
         }
-        if header.reduction != Reduction::None || header.delta.is_some() {
+        if header.reduction != Reduction::None || header.is_delta() {
             return refuse("it is a sum or a delta");
         }
         let mut said = round.workers[sender as usize].clone();

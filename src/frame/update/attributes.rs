@@ -1,9 +1,9 @@
 //! Optional attributes of an update (spec, sections 4.2 and 6).
 
 use crate::bits::{Cursor, put_varint};
+use crate::digest::{Digest, SumDigest};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::UpdateHeader;
-use crate::tensor::{Dtype, TensorView};
 
 /// Number of an attribute in the registry; readers may skip odd ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,27 +15,29 @@ impl AttributeId {
     /// Tensors that a delta changes.
     pub(crate) const DELTA: Self = Self(2);
 
+    /// Tensors that a delta changes, with sum digests.
+    pub(crate) const SUM_DELTA: Self = Self(4);
+
     /// Every registered attribute with its name.
-    pub const REGISTERED: [(Self, &'static str); 2] = [(Self::LABEL, "label"), (Self::DELTA, "delta")];
+    pub const REGISTERED: [(Self, &'static str); 3] =
+        [(Self::LABEL, "label"), (Self::DELTA, "delta"), (Self::SUM_DELTA, "sum_delta")];
 }
 
-/// First 16 bytes of the hash of a tensor's type, shape and elements.
-pub type Digest = [u8; 16];
-
-/// A run of consecutive tensors that a delta changes, with one digest for all of them.
+/// A run of consecutive tensors that a delta changes, with one digest for all of them: a hash, or the sum of
+/// their sum digests ([`TensorInfo::sum_digest`](crate::frame::TensorInfo::sum_digest)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delta {
+pub struct Delta<D = Digest> {
     /// Number of the first tensor in the manifest.
     pub first: u64,
     /// Number of further tensors.
     pub more: u64,
     /// Digest before the update.
-    pub base: Digest,
+    pub base: D,
     /// Digest after the whole update.
-    pub result: Digest,
+    pub result: D,
 }
 
-impl Delta {
+impl<D> Delta<D> {
     /// Number of the last tensor in the manifest; `u64::MAX` if it exceeds 64 bits, which no run of a stream
     /// does.
     pub fn last(&self) -> u64 {
@@ -53,47 +55,50 @@ impl Delta {
     }
 }
 
-/// Returns the digest of a tensor (spec, section 6).
-pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&digest_head(tensor.dtype(), tensor.shape()));
-    match tensor.data() {
-        // Threads of the caller's pool share a large tensor.
-        data if data.len() >= LARGE => hasher.update_rayon(data),
-        data => hasher.update(data),
-    };
-    let hash = hasher.finalize();
-    std::array::from_fn(|i| hash.as_bytes()[i])
-}
-
-/// Returns the bytes that are hashed before a tensor's elements.
-pub(crate) fn digest_head(dtype: Dtype, shape: &[u64]) -> Vec<u8> {
-    let mut head = vec![dtype.id()];
-    put_varint(&mut head, shape.len() as u64);
-    shape.iter().for_each(|&d| put_varint(&mut head, d));
-    head
-}
-
-/// Bytes of a tensor from which on several threads compute its digest.
-const LARGE: usize = 4 << 20;
-
-/// Returns the digest of a run of tensors with these digests (spec, section 6).
-pub fn run_digest(tensors: &[Digest]) -> Digest {
-    match tensors {
-        [one] => *one,
-        several => {
-            let hash = blake3::hash(several.as_flattened());
-            std::array::from_fn(|i| hash.as_bytes()[i])
-        }
-    }
-}
-
 /// Longest label that is written, in bytes.
 const MAX_LABEL: usize = 65_535;
 
-pub(super) fn write(out: &mut Vec<u8>, label: &str, delta: Option<&[Delta]>) {
+/// Bytes of a digest on the wire.
+pub(super) trait OnWire: Copy + PartialEq {
+    fn to_wire(self) -> [u8; 16];
+
+    /// Returns the digest of bytes that stand at `offset`.
+    fn from_wire(bytes: [u8; 16], offset: u64) -> Result<Self>;
+}
+
+impl OnWire for Digest {
+    fn to_wire(self) -> [u8; 16] {
+        self
+    }
+
+    fn from_wire(bytes: [u8; 16], _: u64) -> Result<Self> {
+        Ok(bytes)
+    }
+}
+
+impl OnWire for SumDigest {
+    fn to_wire(self) -> [u8; 16] {
+        self.to_bytes()
+    }
+
+    fn from_wire(bytes: [u8; 16], offset: u64) -> Result<Self> {
+        let found = bytes.as_chunks::<4>().0.iter().map(|lane| u64::from(u32::from_le_bytes(*lane))).max();
+        Self::from_bytes(bytes)
+            .ok_or_else(|| Error::out_of_range("lane of a sum digest", found.unwrap_or_default(), offset))
+    }
+}
+
+/// Runs of a delta by the kind of their digests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Runs {
+    pub(super) hashed: Option<Vec<Delta>>,
+    pub(super) summed: Option<Vec<Delta<SumDigest>>>,
+}
+
+pub(super) fn write(out: &mut Vec<u8>, label: &str, runs: &Runs) {
     let label = &label.as_bytes()[..label.floor_char_boundary(MAX_LABEL)];
-    put_varint(out, u64::from(!label.is_empty()) + u64::from(delta.is_some()));
+    let count = [!label.is_empty(), runs.hashed.is_some(), runs.summed.is_some()];
+    put_varint(out, count.map(u64::from).iter().sum());
     let mut put = |id: AttributeId, bytes: &[u8]| {
         put_varint(out, id.0);
         put_varint(out, bytes.len() as u64);
@@ -102,17 +107,24 @@ pub(super) fn write(out: &mut Vec<u8>, label: &str, delta: Option<&[Delta]>) {
     if !label.is_empty() {
         put(AttributeId::LABEL, label);
     }
-    if let Some(delta) = delta {
-        let mut bytes = Vec::new();
-        put_varint(&mut bytes, delta.len() as u64);
-        for entry in delta {
-            put_varint(&mut bytes, entry.first);
-            put_varint(&mut bytes, entry.more);
-            bytes.extend_from_slice(&entry.base);
-            bytes.extend_from_slice(&entry.result);
-        }
-        put(AttributeId::DELTA, &bytes);
+    if let Some(runs) = &runs.hashed {
+        put(AttributeId::DELTA, &runs_bytes(runs));
     }
+    if let Some(runs) = &runs.summed {
+        put(AttributeId::SUM_DELTA, &runs_bytes(runs));
+    }
+}
+
+fn runs_bytes<D: OnWire>(runs: &[Delta<D>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_varint(&mut bytes, runs.len() as u64);
+    for run in runs {
+        put_varint(&mut bytes, run.first);
+        put_varint(&mut bytes, run.more);
+        bytes.extend_from_slice(&run.base.to_wire());
+        bytes.extend_from_slice(&run.result.to_wire());
+    }
+    bytes
 }
 
 pub(super) fn read(cursor: &mut Cursor<'_>, header: &mut UpdateHeader) -> Result<()> {
@@ -134,7 +146,8 @@ pub(super) fn read(cursor: &mut Cursor<'_>, header: &mut UpdateHeader) -> Result
                     .map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, start))?
                     .clone_into(&mut header.label);
             }
-            AttributeId::DELTA => header.delta = Some(read_delta(&mut body)?),
+            AttributeId::DELTA => header.delta = Some(read_runs(&mut body)?),
+            AttributeId::SUM_DELTA => header.sums = Some(read_runs(&mut body)?),
             AttributeId(id) if id % 2 == 0 => return Err(Error::unsupported("attribute", id, offset)),
             AttributeId(_) => {}
         }
@@ -142,22 +155,26 @@ pub(super) fn read(cursor: &mut Cursor<'_>, header: &mut UpdateHeader) -> Result
     Ok(())
 }
 
-fn read_delta(cursor: &mut Cursor<'_>) -> Result<Vec<Delta>> {
-    let mut delta: Vec<Delta> = Vec::new();
+fn read_runs<D: OnWire>(cursor: &mut Cursor<'_>) -> Result<Vec<Delta<D>>> {
+    let mut runs: Vec<Delta<D>> = Vec::new();
     for _ in 0..cursor.varint()? {
         let offset = cursor.offset();
         let first = cursor.varint()?;
-        if delta.last().is_some_and(|run| run.last() >= first) {
+        if runs.last().is_some_and(|run| run.last() >= first) {
             return Err(Error::format(FormatErrorKind::NotAscending, offset));
         }
         let more = cursor.varint()?;
         if first.checked_add(more).is_none() {
             return Err(Error::out_of_range("tensor of a delta", more, offset));
         }
-        delta.push(Delta { first, more, base: cursor.array()?, result: cursor.array()? });
+        let mut digest = || {
+            let at = cursor.offset();
+            D::from_wire(cursor.array()?, at)
+        };
+        runs.push(Delta { first, more, base: digest()?, result: digest()? });
     }
     cursor.finish()?;
-    Ok(delta)
+    Ok(runs)
 }
 
 #[cfg(test)]
@@ -169,7 +186,7 @@ mod tests {
         let read = |runs: &[(u64, u64)]| {
             let delta = |&(first, more): &(u64, u64)| Delta { first, more, base: [1; 16], result: [2; 16] };
             let (mut bytes, delta) = (Vec::new(), Vec::from_iter(runs.iter().map(delta)));
-            write(&mut bytes, "", Some(&delta));
+            write(&mut bytes, "", &Runs { hashed: Some(delta.clone()), summed: None });
             let mut header = UpdateHeader::default();
             read(&mut Cursor::new(&bytes, 100, "update"), &mut header).map_err(|e| e.name())?;
             assert_eq!(header.delta, Some(delta));
@@ -181,5 +198,26 @@ mod tests {
             assert_eq!(read(wrong), Err("not_ascending"), "{wrong:?}");
         }
         assert_eq!(read(&[(0, 0), (6, u64::MAX - 5)]), Err("out_of_range"));
+    }
+
+    #[test]
+    fn lanes_of_a_sum_are_below_the_prime() {
+        fn run<D>(base: D, result: D) -> Delta<D> {
+            Delta { first: 0, more: 1, base, result }
+        }
+        let read = |runs: Vec<u8>| {
+            let bytes = [&[1, 4, runs.len() as u8][..], &runs].concat();
+            let mut header = UpdateHeader::default();
+            read(&mut Cursor::new(&bytes, 100, "update"), &mut header).map_err(|e| e.to_string())?;
+            Ok::<_, String>(header.sums.unwrap())
+        };
+        let sum = SumDigest::from_bytes([0x7f, 0, 0, 0].repeat(4).try_into().unwrap()).unwrap();
+        let good = vec![run(sum, SumDigest::ZERO)];
+        assert_eq!(read(runs_bytes(&good)), Ok(good));
+        let most = [[0; 4], [0xff, 0xff, 0xff, 0x7f], [0; 4], [0; 4]].as_flattened().try_into().unwrap();
+        for (runs, offset) in [([most, [0; 16]], 106), ([[0; 16], most], 122)] {
+            let error = read(runs_bytes(&[run(runs[0], runs[1])])).unwrap_err();
+            assert!(error.contains("2147483647") && error.ends_with(&format!("{offset:#x}")), "{error}");
+        }
     }
 }

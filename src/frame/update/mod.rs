@@ -5,8 +5,8 @@ mod parallel;
 mod tables;
 mod write;
 
-pub(crate) use attributes::digest_head;
-pub use attributes::{AttributeId, Delta, Digest, run_digest, tensor_digest};
+use attributes::Runs;
+pub use attributes::{AttributeId, Delta};
 pub(crate) use write::UpdateWriter;
 
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::bits::{Cursor, put_varint};
 use crate::block::space::Surroundings;
 use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, ValuesId, WireBlock};
 use crate::codes::{Decoder, Table};
+use crate::digest::SumDigest;
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{Manifest, ManifestId};
 use crate::limits::{Budget, Limits, check};
@@ -44,6 +45,9 @@ pub struct UpdateHeader {
     /// Tensors that a delta changes, with their digests before and after; `None` if the update is not a
     /// delta.
     pub delta: Option<Vec<Delta>>,
+    /// The same with sum digests. An update with these or with [`Self::delta`] is a delta; a receiver
+    /// compares both if it has both.
+    pub sums: Option<Vec<Delta<SumDigest>>>,
 }
 
 macro_rules! with {
@@ -68,19 +72,40 @@ impl UpdateHeader {
         with_reduction reduction Reduction
         with_label label String
         with_delta delta Option<Vec<Delta>>
+        with_sums sums Option<Vec<Delta<SumDigest>>>
+    }
+
+    /// Whether the update changes a base instead of starting from zeros.
+    pub fn is_delta(&self) -> bool {
+        self.delta.is_some() || self.sums.is_some()
+    }
+
+    /// Returns the runs of a delta, with either kind of digests: the first and the last tensor of each.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
+        let hashed = self.delta.iter().flatten().map(|run| (run.first, run.last()));
+        hashed.chain(self.sums.iter().flatten().map(|run| (run.first, run.last())))
+    }
+
+    /// Whether a tensor is in a run of the delta.
+    pub fn lists(&self, tensor: u64) -> bool {
+        self.delta.as_ref().is_some_and(|runs| Delta::find(runs, tensor).is_some())
+            || self.sums.as_ref().is_some_and(|runs| Delta::find(runs, tensor).is_some())
     }
 
     /// Returns the fields that later parts are compared with: without the digests of a delta, which may be
     /// many.
     pub(crate) fn without_details(&self) -> Self {
-        Self { delta: self.delta.as_ref().map(|_| Vec::new()), label: String::new(), ..self.clone() }
+        let (delta, sums) = (self.delta.as_ref().map(|_| Vec::new()), self.sums.as_ref().map(|_| Vec::new()));
+        let &Self { step, round, sender, world, contributors, inner_steps, reduction, .. } = self;
+        let label = String::new();
+        Self { step, round, sender, world, contributors, inner_steps, reduction, label, delta, sums }
     }
 
     /// Whether two parts may belong to one update (UPD-3).
     pub(crate) fn same_update(&self, other: &Self) -> bool {
         let key = |h: &Self| {
-            let delta = h.delta.is_some();
-            (h.step, h.round, h.sender, h.world, h.contributors, h.inner_steps, h.reduction, delta)
+            let digests = (h.delta.is_some(), h.sums.is_some());
+            (h.step, h.round, h.sender, h.world, h.contributors, h.inner_steps, h.reduction, digests)
         };
         key(self) == key(other)
     }
@@ -145,7 +170,7 @@ impl<'a> Spaces<'a> {
     /// Counts the tensors in the runs of a delta.
     fn new(manifest: &'a Manifest, limits: &'a Limits, head: &UpdateHeader, offset: u64) -> Result<Self> {
         let all = manifest.tensors().len() as u64;
-        let runs = head.delta.iter().flatten().map(|run| run.more.saturating_add(1).min(all));
+        let runs = head.runs().map(|(first, last)| (last - first).saturating_add(1).min(all));
         let tensors = runs.fold(0, u64::saturating_add);
         check("max_blocks", tensors, limits.max_blocks, offset)?;
         Ok(Self { manifest, limits, tensors, elements: 0 })
@@ -189,20 +214,14 @@ fn read_head(cursor: &mut Cursor<'_>, limits: &Limits) -> Result<Head> {
     Ok(Head { manifest, header, part, tables, block_count })
 }
 
-fn write_head(
-    out: &mut Vec<u8>,
-    header: &UpdateHeader,
-    manifest: ManifestId,
-    part: u64,
-    delta: Option<&[Delta]>,
-) {
+fn write_head(out: &mut Vec<u8>, header: &UpdateHeader, manifest: ManifestId, part: u64, runs: &Runs) {
     out.extend_from_slice(&manifest.0);
     let fields =
         [header.step, header.round, header.sender, header.world, header.contributors, header.inner_steps];
     fields.iter().for_each(|&v| put_varint(out, v));
     out.push(header.reduction as u8);
     put_varint(out, part);
-    attributes::write(out, &header.label, delta);
+    attributes::write(out, &header.label, runs);
 }
 
 impl<'a> UpdatePart<'a> {
@@ -293,17 +312,21 @@ impl<'a> UpdatePart<'a> {
         Ok(part)
     }
 
-    /// Checks the delta's list of tensors against the blocks (DEL-2, DEL-3, CLS-6, CLS-11).
+    /// Checks the delta's lists of tensors against the blocks (DEL-2, DEL-3, SUM-3, CLS-6, CLS-11).
     fn check_delta(&self, offset: u64) -> Result<()> {
         let unknown = |field, at| Error::format(FormatErrorKind::UnknownReference { field }, at);
-        let listed = match &self.header.delta {
-            Some(delta) => delta,
-            None => {
-                let needs_base = |b: &&RawBlock<'_>| b.values_id == ValuesId::ULP || b.is_based();
-                let block = self.blocks.iter().find(needs_base);
-                return block.map_or(Ok(()), |b| Err(unknown("delta attribute", b.offset)));
-            }
-        };
+        if !self.header.is_delta() {
+            let needs_base = |b: &&RawBlock<'_>| b.values_id == ValuesId::ULP || b.is_based();
+            let block = self.blocks.iter().find(needs_base);
+            return block.map_or(Ok(()), |b| Err(unknown("delta attribute", b.offset)));
+        }
+        self.header.delta.iter().try_for_each(|runs| self.check_runs(runs, offset))?;
+        self.header.sums.iter().try_for_each(|runs| self.check_runs(runs, offset))
+    }
+
+    /// Checks that runs list the tensors of all blocks.
+    fn check_runs<D>(&self, listed: &[Delta<D>], offset: u64) -> Result<()> {
+        let unknown = |field, at| Error::format(FormatErrorKind::UnknownReference { field }, at);
         if let Some(entry) = listed.iter().find(|d| d.last() >= self.manifest.tensors().len() as u64) {
             return Err(Error::out_of_range("tensor of a delta", entry.last(), offset));
         }

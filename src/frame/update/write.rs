@@ -12,7 +12,7 @@ use crate::block::{PendingBlock, Scope, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::parallel::write_blocks;
-use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
+use crate::frame::update::{BlockOrder, Runs, tables::shared_tables, write_head};
 use crate::frame::{Delta, IndexedUpdate, Manifest, UpdateHeader};
 
 /// Weight from which a block has its own tables: it is too long to gain from shared ones.
@@ -91,8 +91,10 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
     /// # Errors
     /// [`Error::Input`] if the runs of the delta are not in order.
     pub(crate) fn new(header: &'b UpdateHeader, manifest: &'b Manifest, part_bytes: u64) -> Result<Self> {
-        let delta = header.delta.as_deref().unwrap_or_default();
-        if !delta.is_sorted_by(|a, b| a.last() < b.first) {
+        fn ascend<D>(runs: &Option<Vec<Delta<D>>>) -> bool {
+            runs.iter().all(|runs| runs.is_sorted_by(|a, b| a.last() < b.first))
+        }
+        if !ascend(&header.delta) || !ascend(&header.sums) {
             return Err(Error::not_ascending("tensors of a delta"));
         }
         let (order, queue, memory) = Default::default();
@@ -195,10 +197,14 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
         mut blocks: Vec<Queued<'a>>,
     ) -> Result<(IndexedUpdate, u32)> {
         let (header, manifest) = (self.header, self.manifest);
-        let touched = touched(header, &blocks)?;
+        if !header.is_delta() && blocks.iter().any(|queued| queued.needs_base) {
+            return Err(Error::inconsistent("differences from a base without a delta"));
+        }
+        let hashed = header.delta.as_ref().map(|runs| touched(runs, &blocks)).transpose()?;
+        let summed = header.sums.as_ref().map(|runs| touched(runs, &blocks)).transpose()?;
         let tables = choose_tables(manifest, sets, &mut blocks)?;
         let mut head = Vec::new();
-        write_head(&mut head, header, manifest.id(), self.number, touched.as_deref());
+        write_head(&mut head, header, manifest.id(), self.number, &Runs { hashed, summed });
         put_varint(&mut head, tables.len() as u64);
         tables.iter().for_each(|t| t.write(&mut head));
         put_varint(&mut head, blocks.len() as u64);
@@ -253,15 +259,9 @@ fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) ->
     Ok(tables)
 }
 
-/// Returns the entries of the delta for the tensors that the blocks of a part touch.
-fn touched(header: &UpdateHeader, blocks: &[Queued<'_>]) -> Result<Option<Vec<Delta>>> {
-    let Some(delta) = &header.delta else {
-        return match blocks.iter().any(|queued| queued.needs_base) {
-            true => Err(Error::inconsistent("differences from a base without a delta")),
-            false => Ok(None),
-        };
-    };
-    let mut entries: Vec<Delta> = Vec::new();
+/// Returns the runs of a delta with the tensors that the blocks of a part touch.
+fn touched<D: Copy + PartialEq>(delta: &[Delta<D>], blocks: &[Queued<'_>]) -> Result<Vec<Delta<D>>> {
+    let mut entries: Vec<Delta<D>> = Vec::new();
     for &Queued { scope, is_based, .. } in blocks {
         for tensor in scope.first()..scope.first() + scope.tensors() {
             if entries.last().is_some_and(|run| run.contains(tensor)) {
@@ -279,7 +279,7 @@ fn touched(header: &UpdateHeader, blocks: &[Queued<'_>]) -> Result<Option<Vec<De
     }
     entries.sort_by_key(|d| d.first);
     entries.dedup();
-    Ok(Some(entries))
+    Ok(entries)
 }
 
 /// Writes a block. `record`: receives the counts of its segments.

@@ -4,7 +4,7 @@ use crate::block::{
     Sparse, Stored, Ulp, Values,
 };
 use crate::error::{InputError, LimitError, Location};
-use crate::frame::TensorInfo;
+use crate::frame::{Delta, TensorInfo};
 use crate::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use crate::tensor::Dtype;
 
@@ -291,4 +291,62 @@ fn an_unwanted_tensor_of_a_scope_changes_nothing() {
         apply_all(&mut assembler, &encode(&manifest, header, [&block], false)).unwrap();
         assert_eq!(assembler.finish().unwrap(), [(0, expected)], "{block:?}");
     }
+}
+
+/// A delta of three tensors, of which it changes the first, with runs of both kinds: hashes of the first two
+/// together, sums of the last two together. Also returns its base and result.
+fn delta_of_both() -> (Arc<Manifest>, Vec<u8>, Vec<TensorBuf>, Vec<TensorBuf>) {
+    let (manifest, _, before, changed) = delta_of_three();
+    let after = vec![changed, before[1].clone(), before[2].clone()];
+    let sum = |range: std::ops::Range<usize>, tensors: &[TensorBuf]| {
+        range.map(|i| manifest.tensors()[i].sum_digest(tensors[i].view()).unwrap()).sum()
+    };
+    let sums = [0..1, 1..3].map(|range| {
+        let (base, result) = (sum(range.clone(), &before), sum(range.clone(), &after));
+        Delta { first: range.start as u64, more: range.len() as u64 - 1, base, result }
+    });
+    let hashes = vec![run(0, &before[..2], &after[..2]), run(2, &before[2..], &after[2..])];
+    let header = UpdateHeader::default().with_delta(Some(hashes)).with_sums(Some(sums.to_vec()));
+    let blocks = [sparse(Scope::Tensor(0), 1, 5.0), sparse(Scope::Tensor(1), 0, 0.0)];
+    (Arc::clone(&manifest), encode(&manifest, &header, &blocks, false), before, after)
+}
+
+#[test]
+fn runs_of_both_kinds_are_compared_where_a_tensor_is_wanted() {
+    let (manifest, stream, before, after) = delta_of_both();
+    let assembled = |wanted: &str, bases: &[usize]| {
+        let wanted = |name: &str| wanted.contains(name);
+        let mut assembler = Assembler::new(&manifest, &Limits::default(), wanted)?;
+        bases.iter().try_for_each(|&i| assembler.base(&format!("t{i}"), before[i].view()))?;
+        apply_all(&mut assembler, &stream)?;
+        assembler.finish()
+    };
+    let expected = |numbers: &[usize]| Vec::from_iter(numbers.iter().map(|&i| (i as u64, after[i].clone())));
+    assert_eq!(assembled("t0 t1 t2", &[0, 1, 2]).unwrap(), expected(&[0, 1, 2]));
+    // The first tensor shares a hash with the second, which shares a sum with the third: only runs with a
+    // wanted tensor need their bases.
+    assert_eq!(assembled("t0", &[0, 1]).unwrap(), expected(&[0]));
+    assert_eq!(assembled("t1", &[0, 1, 2]).unwrap(), expected(&[1]));
+    assert_eq!(assembled("t2", &[1, 2]).unwrap(), expected(&[2]));
+    for (wanted, bases) in [("t0", &[0][..]), ("t1", &[0, 1]), ("t1", &[1, 2]), ("t2", &[2])] {
+        assert_eq!(refused(assembled(wanted, bases)).kind, InputErrorKind::MissingBase, "{wanted} {bases:?}");
+    }
+    // Blocks of a file are found by the same rule.
+    let file = crate::file::File::scan(&stream, Limits::default()).unwrap();
+    let base: BTreeMap<String, TensorView<'_>> =
+        before.iter().enumerate().map(|(i, t)| (format!("t{i}"), t.view())).collect();
+    for (name, number) in [("t0", 0), ("t1", 1), ("t2", 2)] {
+        assert_eq!(file.tensors(0, |n| n == name, &base).unwrap(), expected(&[number]));
+    }
+}
+
+#[test]
+fn a_base_with_another_sum_is_refused() {
+    let (manifest, stream, mut before, _) = delta_of_both();
+    before[2].data_mut()[0] ^= 1;
+    let mut assembler = Assembler::new(&manifest, &Limits::default(), |name| name == "t1").unwrap();
+    (0..3).for_each(|i| assembler.base(&format!("t{i}"), before[i].view()).unwrap());
+    // The hash of the first two tensors agrees, the sum of the last two does not.
+    let error = refused(apply_all(&mut assembler, &stream));
+    assert_eq!((error.kind, error.tensor), (InputErrorKind::BaseMismatch, Some(1)));
 }

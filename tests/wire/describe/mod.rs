@@ -195,6 +195,13 @@ fn describe_update(part: &UpdatePart<'_>) -> Result<Value> {
         );
         out["delta"] = entries.collect();
     }
+    if let Some(sums) = &h.sums {
+        let entries = sums.iter().map(|d| {
+            let [base, result] = [d.base, d.result].map(|sum| sum.to_string());
+            json!({ "first": d.first, "more": d.more, "base": base, "result": result })
+        });
+        out["sums"] = entries.collect();
+    }
     let blocks = part.decode_all()?;
     let described = part.blocks.iter().zip(&blocks).map(|(raw, block)| describe_block(part, raw, block));
     out["blocks"] = described.collect::<Result<_>>()?;

@@ -161,8 +161,7 @@ impl<'a> Updates<'a> {
     /// Fails if a base cannot be that of a delta: it lacks a tensor, or has it with another type or shape.
     pub(crate) fn check_base(&self, number: usize, base: &Base<'_>) -> Result<()> {
         let infos = self.manifest(number).tensors();
-        let runs = self.header(number).delta.iter().flatten();
-        let numbers = runs.flat_map(|run| run.first..=run.last());
+        let numbers = self.header(number).runs().flat_map(|(first, last)| first..=last);
         let infos = numbers.filter_map(|number| infos.get(usize::try_from(number).ok()?));
         fit::check_base(&infos.map(Outline::from).collect::<Vec<_>>(), base)
     }

@@ -182,7 +182,7 @@ impl Checked {
             _ => return true,
         };
         self.updates += u64::from(part.last);
-        self.deltas += u64::from(part.last && part.header.delta.is_some());
+        self.deltas += u64::from(part.last && part.header.is_delta());
         self.blocks += part.blocks.len() as u64;
         self.elements += part.blocks.iter().map(|b| b.space.len()).sum::<u64>();
         let mut sound = true;

@@ -14,7 +14,7 @@ local VALUES = { "floats", "constant", "sign", "pow2", "levels", "affine", "code
 local DTYPES = { [1] = "f64", [2] = "f32", [3] = "f16", [4] = "bf16", [5] = "f8e4m3fn", [6] = "f8e5m2", [7] = "f8e4m3fnuz",
   [8] = "f8e5m2fnuz", [9] = "f4e2m1", [16] = "i8", [17] = "i16", [18] = "i32", [19] = "i64", [24] = "u8", [25] = "u16",
   [26] = "u32", [27] = "u64", [32] = "bool" }
-local ATTRIBUTES = { "label", "delta" }
+local ATTRIBUTES = { "label", "delta", [4] = "sum_delta" }
 local REDUCTIONS = { [0] = "none", [1] = "sum", [2] = "mean" }
 local MODEL_STORAGE = { [0] = "by reference", [1] = "inline", [2] = "inline, zstd" }
 local METADATA_STORAGE = { [0] = "plain", [1] = "zstd" }
@@ -540,6 +540,7 @@ bodies[2] = function(c, tree, stream)
   local part = c:show(tree, "update.part")
   local text = "update step " .. tostring(step)
   if part > 0 or not stream.last then text = text .. " part " .. dec(part) end
+  local changes = false
   for _ = 1, c:varint("attribute_count") do
     local first = c.at
     local number, exact, number_range = c:varint("an attribute's id")
@@ -550,10 +551,11 @@ bodies[2] = function(c, tree, stream)
     if number == 1 then
       local label = inner:take(inner:left(), "the label")
       add_text(sub, "update.label", label, label and readable(label:raw()) or "")
-    elseif number == 2 then
+    elseif number == 2 or number == 4 then
       delta(inner, sub)
       inner:finish("the delta")
-      text = text .. ", delta"
+      if not changes then text = text .. ", delta" end
+      changes = true
     end
   end
   for _ = 1, c:show(tree, "update.table_count") do tree:add(f["update.table"], frequency_table(c)) end

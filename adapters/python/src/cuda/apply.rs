@@ -69,7 +69,7 @@ fn decode(
     let last = file.last()?;
     let UpdateEntry { manifest, header, .. } = file.updates()[last].clone();
     *known = Some(Arc::clone(&manifest));
-    if header.delta.is_some() {
+    if header.is_delta() {
         let message = "the update is a delta, which needs its base: decode it on the host";
         return Err(Failure::Input(message.into()));
     }

@@ -434,6 +434,7 @@ fn attribute(w: &mut Walk<'_>) -> Result<()> {
     let id = w.varint("attribute id", |id| match id {
         1 => "label",
         2 => "delta",
+        4 => "sum delta",
         _ if id % 2 == 1 => "unknown, ancillary",
         _ => "unknown",
     })?;
@@ -443,13 +444,17 @@ fn attribute(w: &mut Walk<'_>) -> Result<()> {
         1 if len > 0 => {
             w.bytes(len, "label", |b| (format!("{:?}", String::from_utf8_lossy(b)), "")).map(drop)
         }
-        2 => {
+        2 | 4 => {
+            let (base, result) = match id {
+                2 => ("base digest", "result digest"),
+                _ => ("base sum", "result sum"),
+            };
             let count = w.varint("count", |_| "runs of tensors of the delta")?;
             for _ in 0..count {
                 w.varint("first", |_| "tensor")?;
                 w.varint("more", |_| "further tensors")?;
-                digest(w, "base digest")?;
-                digest(w, "result digest")?;
+                digest(w, base)?;
+                digest(w, result)?;
             }
             Ok(())
         }

@@ -195,8 +195,8 @@ impl Chain {
         for number in 0..updates.len() {
             let header = updates.header(number);
             let origin = Origin::of_update(header);
-            let cost = match header.delta {
-                Some(_) => Some(Cost {
+            let cost = match header.is_delta() {
+                true => Some(Cost {
                     names: updates
                         .manifest(number)
                         .tensors()
@@ -205,7 +205,7 @@ impl Chain {
                         .collect(),
                     blocks: updates.blocks(number).in_file(path)?,
                 }),
-                None => None,
+                false => None,
             };
             let base = self.prefixes.base(self.weights.values());
             let tensors = updates.decode(number, |_| true, &base).in_file(path)?;

@@ -82,7 +82,7 @@ impl Update {
                 Reduction::Mean => "mean",
             },
             label: header.label.clone(),
-            delta: header.delta.is_some(),
+            delta: header.is_delta(),
             elements: manifest.elements(),
             source_bytes: manifest.tensors().iter().map(TensorInfo::bytes).sum(),
             numbered: (true, true),

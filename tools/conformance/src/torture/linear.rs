@@ -246,7 +246,7 @@ fn assemble(bytes: &[u8]) -> Result<()> {
         let Event::Frame(_, Body::Update(part)) = event? else { continue };
         if part.part == 0 {
             let mut assembler = Assembler::new(&part.manifest, &Limits::default(), |_| true)?;
-            if part.header.delta.is_some() {
+            if part.header.is_delta() {
                 for info in part.manifest.tensors() {
                     assembler.base(&info.name, TensorView::new(Dtype::F32, &[4], &[0; 16])?)?;
                 }
@@ -269,7 +269,7 @@ fn by_index(bytes: &[u8]) -> Result<()> {
     let file = File::open(bytes, Limits::default())?;
     let Some(last) = file.find(None) else { return Ok(()) };
     let mut base = BTreeMap::new();
-    if file.updates()[last].header.delta.is_some() {
+    if file.updates()[last].header.is_delta() {
         for info in file.updates()[last].manifest.tensors() {
             base.insert(info.name.clone(), TensorView::new(Dtype::F32, &[4], &[0; 16])?);
         }

@@ -362,13 +362,15 @@ fn by_base(area: &mut Area) {
     area.invalid("base-rank-beyond", "CLS-3", "position_out_of_range", {
         of(bounds(&[]).raw(coded(&[Group(1, 0, false, &[(8, 0)])])), one())
     });
-    area.invalid("base-in-two-runs", "CLS-11", "unknown_reference", {
+    let in_two_runs = |id: u64| {
         let man = manifest(&[("a", BF16, &[4]), ("b", BF16, &[4])]);
         let support = bounds(&[9, 3]).raw(few());
         let block = block(several(0, 2), (9, support), values(bytes().packed(3, &[2])));
         let entries = delta(&[(0, 0, [1; 16], [2; 16]), (1, 0, [1; 16], [2; 16])]);
-        stream().manifest(&man).update(&update(&man, [block]).attribute(2, entries)).done()
-    });
+        stream().manifest(&man).update(&update(&man, [block]).attribute(id, entries)).done()
+    };
+    area.invalid("base-in-two-runs", "CLS-11", "unknown_reference", in_two_runs(2));
+    area.invalid("base-in-two-runs-of-sums", "CLS-11", "unknown_reference", in_two_runs(4));
     area.invalid("base-group-of-two", "CLS-9", "out_of_range", {
         let groups = [Group(2, 0, false, &[(0, 0)]), Group(1, 0, false, &[])];
         of(bounds(&[127, 126]).raw(coded(&groups)), one())

@@ -9,18 +9,18 @@ use super::build::*;
 use super::describe::hex;
 
 /// A tensor: number of its element type, shape, and bytes.
-struct Tensor<'a>(u8, &'a [u64], Vec<u8>);
+pub(super) struct Tensor<'a>(pub(super) u8, pub(super) &'a [u64], pub(super) Vec<u8>);
 
 impl Tensor<'_> {
-    fn dtype(&self) -> Dtype {
+    pub(super) fn dtype(&self) -> Dtype {
         Dtype::from_id(self.0).expect("an element type")
     }
 
-    fn digest(&self) -> [u8; 16] {
+    pub(super) fn digest(&self) -> [u8; 16] {
         frame::tensor_digest(TensorView::new(self.dtype(), self.1, &self.2).expect("a tensor"))
     }
 
-    fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         json!({ "dtype": self.dtype().name(), "shape": self.1, "data": hex(&self.2) })
     }
 

@@ -15,6 +15,7 @@ mod ints;
 mod limits;
 mod manifest;
 mod stream;
+mod sums;
 mod supports;
 mod transforms;
 mod update;
@@ -220,6 +221,7 @@ fn all() -> Result<Vec<Vector>> {
     area("values", values::add);
     area("ints", ints::add);
     area("delta", delta::add);
+    area("sums", sums::add);
     area("limits", limits::add);
     let mut ids = BTreeSet::new();
     if let Some(twice) = vectors.iter().find(|v| !ids.insert(&v.id)) {

@@ -82,7 +82,7 @@ fn updates(area: &mut Area) {
     area.invalid("attribute-0", "UPD-4", "out_of_range", attributes(&[0]));
     area.invalid("attribute-twice", "UPD-4", "not_ascending", attributes(&[1, 1]));
     area.invalid("attributes-descend", "UPD-4", "not_ascending", attributes(&[5, 3]));
-    area.invalid("attribute-unknown-even", "UPD-5", "unsupported", attributes(&[4]));
+    area.invalid("attribute-unknown-even-6", "UPD-5", "unsupported", attributes(&[6]));
     area.invalid("attribute-private-even", "UPD-5", "unsupported", attributes(&[128]));
     area.invalid(
         "label-not-utf8",

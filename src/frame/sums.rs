@@ -1,0 +1,105 @@
+//! Sum digests of a manifest's tensors (spec, section 6.1).
+
+use crate::digest::{SumChange, SumDigest};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::TensorInfo;
+use crate::tensor::TensorView;
+
+impl TensorInfo {
+    /// Returns the share of this tensor, or of its shard, in a sum over several tensors.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if `tensor` has another type or shape.
+    pub fn sum_digest(&self, tensor: TensorView<'_>) -> Result<SumDigest> {
+        if self.dtype != tensor.dtype() || self.shape != tensor.shape() {
+            let what = "tensor and manifest";
+            return Err(Error::input(InputErrorKind::Mismatch { what }));
+        }
+        Ok(self.weighted(SumDigest::of_shard(tensor, &self.offsets())?))
+    }
+
+    /// Returns the share of a digest of this tensor, or of a change of it, in a sum over several tensors.
+    #[must_use]
+    pub fn weighted(&self, digest: SumDigest) -> SumDigest {
+        let shape = self.shard.as_ref().map_or(&self.shape, |shard| &shard.global_shape);
+        digest.weighted(self.name_of_whole(), self.dtype, shape)
+    }
+
+    /// Returns no change of the tensor's elements, to which changes can be added.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the shape is too large, which no [`Manifest`](crate::frame::Manifest) accepts.
+    pub fn sum_change(&self) -> Result<SumChange> {
+        SumChange::new(self.dtype, &self.shape, &self.offsets())
+    }
+
+    fn offsets(&self) -> Vec<u64> {
+        self.shard.as_ref().map_or_else(|| vec![0; self.shape.len()], |shard| shard.offsets.clone())
+    }
+
+    /// Returns the name without an ending that says which part of the whole tensor a shard is, as in
+    /// `w[:,4:8]`.
+    fn name_of_whole(&self) -> &str {
+        let Some(shard) = &self.shard else { return &self.name };
+        let ending = self.name.strip_suffix(']').and_then(|name| name.rsplit_once('['));
+        let Some((name, ranges)) = ending.filter(|(name, _)| !name.is_empty()) else { return &self.name };
+        let mut dims = self.shape.iter().zip(&shard.global_shape).zip(&shard.offsets);
+        let is_own = ranges.split(',').all(|range| {
+            dims.next().is_some_and(|((len, whole), first)| match range {
+                ":" => len == whole,
+                _ => first.checked_add(*len).is_some_and(|end| range == format!("{first}:{end}")),
+            })
+        });
+        if is_own { name } else { &self.name }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Shard;
+    use crate::tensor::{Dtype, TensorBuf};
+
+    #[test]
+    fn a_shards_name_counts_without_its_place() {
+        let named = |name: &str, shape: &[u64], offsets: &[u64]| {
+            let mut info = TensorInfo::new(name, Dtype::F32, shape);
+            info.shard = Some(Shard { global_shape: vec![8, 6], offsets: offsets.to_vec() });
+            info.name_of_whole().to_owned()
+        };
+        assert_eq!(named("w[:,2:5]", &[8, 3], &[0, 2]), "w");
+        assert_eq!(named("w[4:8]", &[4, 6], &[4, 0]), "w");
+        assert_eq!(named("w[4:8,0:6]", &[4, 6], &[4, 0]), "w");
+        assert_eq!(named("p['w'][4:8,:]", &[4, 6], &[4, 0]), "p['w']");
+        for other in
+            ["w", "w[0:4]", "w[:]", "w[4:8,:,:]", "w[04:8]", "w[4:8] ", "[4:8]", "p['w']", "w[]", "w]"]
+        {
+            assert_eq!(named(other, &[4, 6], &[4, 0]), other);
+        }
+        // Only a shard has a place.
+        assert_eq!(TensorInfo::new("w[0:4]", Dtype::F32, [4]).name_of_whole(), "w[0:4]");
+    }
+
+    #[test]
+    fn shares_of_shards_add_up_to_the_tensors() {
+        let values: Vec<f32> = (0..48).map(|i| i as f32 / 7.0 - 3.0).collect();
+        let whole = TensorBuf::from_f32(vec![8, 6], &values).unwrap();
+        let info = TensorInfo::new("w", Dtype::F32, [8, 6]);
+        let expected = info.sum_digest(whole.view()).unwrap();
+        for (dim, parts) in [(0, 4), (1, 3), (1, 1)] {
+            let share = |part: TensorInfo| {
+                let data = part.shard.as_ref().unwrap().cut(&part.shape, whole.view()).unwrap();
+                let view = TensorView::new(Dtype::F32, &part.shape, &data).unwrap();
+                part.sum_digest(view).unwrap()
+            };
+            let sum: SumDigest = info.shards(dim, parts).unwrap().into_iter().map(share).sum();
+            assert_eq!(sum, expected, "{dim} {parts}");
+        }
+        let mut scalar = TensorInfo::new("s", Dtype::F32, []);
+        scalar.shard = Some(Shard { global_shape: vec![], offsets: vec![] });
+        let one = TensorBuf::from_f32(vec![], &[1.5]).unwrap();
+        let plain = TensorInfo::new("s", Dtype::F32, []).sum_digest(one.view()).unwrap();
+        assert_eq!(scalar.sum_digest(one.view()).unwrap(), plain);
+        assert!(info.sum_digest(one.view()).is_err());
+    }
+}
