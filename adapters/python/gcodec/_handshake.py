@@ -1,4 +1,5 @@
-"""The first message between processes that train together: what each of them is going to send.
+"""Messages between processes that train together: first what each of them is going to send, and later why one
+cannot go on.
 
 Processes with different settings would wait for each other, or fail in the middle of a stream.
 """
@@ -14,6 +15,12 @@ from gcodec.errors import InputError
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Element types and shapes of tensors, by name."""
+
+COMPRESS, FINISH = "compress its tensors", "decode the updates of this step"
+"""The work of a process, for `failed`."""
+
+# Bytes of an error's text that other processes get.
+_TEXT = 2000
 
 # In the order in which differences are reported.
 _FIELDS = {
@@ -48,6 +55,19 @@ def check(greetings: list[bytes], who: str = "rank") -> None:
         there, here = (_read(greetings, rank, who) for rank in (odd, like))
         what = _difference(there, here, f"on {who} {odd}", f"on {who} {like}")
         raise InputError(f"{who} {odd} cannot train with {who} {like}: {what}")
+
+
+def text_of(error: BaseException) -> bytes:
+    """Returns what other processes get of an error."""
+    return (str(error) or type(error).__name__).encode()[:_TEXT]
+
+
+def failed(process: int, doing: str, text: bytes, who: str = "rank") -> InputError:
+    """Returns the error of the other processes when one has failed.
+
+    doing: COMPRESS or FINISH. text: what `text_of` returned there. who: the word for a process.
+    """
+    return InputError(f"{who} {process} could not {doing}: {text.decode(errors='replace')}")
 
 
 def _read(greetings: list[bytes], rank: int, who: str) -> dict[str, Any]:

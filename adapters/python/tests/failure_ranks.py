@@ -178,7 +178,7 @@ def complex_shards(rank: int, world: int) -> dict[str, float]:
 
 
 def meetings(rank: int, world: int) -> dict[str, str]:
-    """Limits that differ; and a rank without a hook, last because its messages stay in the group."""
+    """Limits or scalers that differ; and a rank without a hook, last: its messages stay in the group."""
     out = {}
     shapes = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     given = gradients(rank, 0, SHAPES, torch.float32)
@@ -189,6 +189,17 @@ def meetings(rank: int, world: int) -> dict[str, str]:
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     gcodec.torch.Sharded(model, "topk", limits=limits)
     out["Sharded"] = said(lambda: model(given).backward())
+    for enabled in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled) if rank == 1 else None
+        average = gcodec.torch.Average(Weighted(shapes), "topk", scaler=scaler)
+        out[f"Average, {enabled}"] = said(lambda average=average: average({name: g.clone() for name, g in given.items()}))
+        ddp, state = hooked(Weighted(shapes), "topk")
+        state.scaler = scaler
+        out[f"State, {enabled}"] = said(lambda ddp=ddp: ddp(given).backward())
+        model = Weighted(shapes)
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        gcodec.torch.Sharded(model, "topk", scaler=scaler)
+        out[f"Sharded, {enabled}"] = said(lambda model=model: model(given).backward())
     # More rows than the group's timeout of half an hour would ever show.
     ranks_module._FIRST_WAIT = timedelta(seconds=2)
     if rank == 0:

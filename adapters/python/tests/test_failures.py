@@ -41,8 +41,13 @@ def test_complex_shards(tmp_path: Path) -> None:
         assert max(out.values()) < 1e-6, out
 
 
-def test_limits_are_compared_and_a_rank_that_does_not_exchange_is_named(tmp_path: Path) -> None:
+def test_limits_and_scalers_are_compared_and_a_rank_that_does_not_exchange_is_named(tmp_path: Path) -> None:
     one, two = ranks(tmp_path, 2, "failure_ranks:meetings")
     for way in ("Average", "Sharded"):
         assert one[way] == two[way] and "the value of limits (max_elements) is 1 on rank 1 and " in one[way], one
+    for way in ("Average", "State", "Sharded"):
+        scaled, plain = f"{way}, True", f"{way}, False"
+        assert one[scaled] == two[scaled] and "the use of a scaler is True on rank 1 and False on rank 0" in one[scaled], (one, two)
+        # One that is not enabled is none.
+        assert one[plain] == two[plain] == "", (one, two)
     assert "its model has no hook or no Average" in one["alone"] and "GCODEC_FIRST_STEP_SECONDS" in one["alone"], one

@@ -178,6 +178,42 @@ for non_finite in ("propagate", "reject"):
 np.savez(sys.argv[3], said=said)
 """
 
+DAMAGED = """
+import sys, jax, jax.numpy as jnp, numpy as np, gcodec, gcodec.jax
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+me = jax.process_index()
+said, kept, calls = [], [], 0
+
+def exchange(data):
+    # Process 1 gets a damaged stream of process 0 in the second step, and another head in the fourth.
+    global calls
+    calls += 1
+    messages = gcodec.jax.process_exchange(data)
+    at = {3: -9, 7: 5}.get(calls)
+    if me == 1 and at is not None:
+        first = bytearray(messages[0])
+        first[at] ^= 0x40
+        messages[0] = bytes(first)
+    return messages
+
+for jitted in (False, True):
+    compress = gcodec.jax.compress("topk:k=2", exchange=exchange)
+    update = jax.jit(compress.update) if jitted else compress.update
+    state, calls = compress.init({"w": jnp.zeros(20)}), 0
+    for step in range(5):
+        before = state
+        try:
+            out, state = update({"w": jnp.arange(20.0) + me}, state)
+            jax.block_until_ready(out)
+            said.append(f"{np.abs(np.asarray(out['w'])).sum():.1f}")
+        except Exception as e:
+            said.append(str(e))
+            kept.append(state is before)
+            # The head was compared in one more exchange.
+            calls = 2 * (step + 1)
+np.savez(sys.argv[3], said=said, kept=kept)
+"""
+
 PROCESS = """
 import os, sys, jax, jax.numpy as jnp, numpy as np, optax, gcodec, gcodec.jax
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
@@ -223,9 +259,23 @@ def test_no_process_is_left_alone_with_an_update_that_is_not_finite(tmp_path: Pa
     assert one[:2] == ["19.5 153.0", "nan 153.0"] and two[:2] == ["19.5 171.0", "nan 171.0"], (one, two)
     assert one[2].split()[0] == two[2].split()[0] != "nan"
     fault = 'tensor "w": element 4 is NaN or infinite (tensor 0)'
-    assert one[4] == f"process 1 could not compress its update: {fault}", one
+    assert one[4] == f"process 1 could not compress its tensors: {fault}", one
     assert two[4] == fault, two
     assert one[5].split()[0] == two[5].split()[0] == one[2].split()[0]
+
+
+def test_what_one_process_cannot_decode_fails_the_step_of_all(tmp_path: Path) -> None:
+    one, two = processes(DAMAGED, tmp_path)
+    for at in (0, 5):
+        first, second = ([str(line) for line in saved["said"][at : at + 5]] for saved in (one, two))
+        steps = [float(first[i]) for i in (0, 2, 4)]
+        assert steps == [float(second[i]) for i in (0, 2, 4)] and all(steps), (first, second)
+        fault = "process 1 could not decode the updates of this step: "
+        assert fault in first[1] and fault not in second[1] and "checksum" in first[1], (first, second)
+        assert first[1].partition(fault)[2].splitlines()[0] in second[1], (first, second)
+        for said in (first, second):
+            assert "process 1 received other bytes than were sent to it" in said[3], said
+    assert one["kept"].all() and two["kept"].all() and len(one["kept"]) == 4
 
 
 def test_processes_end_with_the_same_bits(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from gcodec._handshake import Tensors, check, greeting
+from gcodec._handshake import COMPRESS, FINISH, Tensors, check, failed, greeting, text_of
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError
 from gcodec.limits import Limits
@@ -25,6 +25,9 @@ order."""
 # which begin with another byte than a stream.
 _MARK, _DIGEST = b"\2", 16
 _NOT_FINITE, _FAILED = b"\0", b"\1"
+# The second message of a step, unless the process has failed: whether it has the mean, or messages that do
+# not begin as its own.
+_DONE, _DIFFERS = b"\2", b"\3"
 
 
 class NotFinite(Exception):
@@ -62,33 +65,45 @@ def mean_of(
 
     Raises:
         NotFinite: the update of a process is not finite. All processes raise.
-        InputError: the settings of a process differ, or it could not compress. All processes raise.
+        InputError: the settings of a process differ, or it could not compress its update or decode those of
+            all. All processes raise.
     """
-    error = None
+    head = _MARK + blake2b(hello, digest_size=_DIGEST).digest()
+    error: Exception | None = None
     try:
         stream = made()
         data = _NOT_FINITE if stream is None else stream
     except Exception as e:
-        error, data = e, _FAILED + str(e).encode()
-    digest = blake2b(hello, digest_size=_DIGEST).digest()
-    messages = [bytes(one) for one in exchange(_MARK + digest + data)]
-    for process, one in enumerate(messages):
-        if not one.startswith(_MARK):
-            raise InputError(f"process {process} does not begin as this version of gcodec does: use one version in all of them")
-    heads = len(_MARK) + _DIGEST
-    if len({one[:heads] for one in messages}) > 1:
+        error, data = e, _FAILED + text_of(e)
+    messages = [bytes(one) for one in exchange(head + data)]
+    result, vote = None, _DONE
+    if not all(one.startswith(head) for one in messages):
+        vote = _DIFFERS
+    elif error is None:
+        streams = [one[len(head) :] for one in messages]
+        try:
+            if all(one[:1] not in (_NOT_FINITE, _FAILED) for one in streams):
+                mean = reduce(streams, mean=True, limits=limits).tree(like, "numpy")
+                result = decode(data, like=like, framework="numpy"), mean
+        except Exception as e:
+            # The others may have decoded them.
+            error = e
+    if error is not None:
+        vote = _FAILED + text_of(error)
+    votes = [bytes(one) for one in exchange(vote)]
+    if _DIFFERS in votes:
         # All processes see that, and say more.
         check([bytes(one) for one in exchange(hello)], "process")
+        raise InputError(f"process {votes.index(_DIFFERS)} received other bytes than were sent to it")
     if error is not None:
         raise error
-    streams = [one[heads:] for one in messages]
-    for process, one in enumerate(streams):
-        if one.startswith(_FAILED):
-            raise InputError(f"process {process} could not compress its update: {one[1:].decode(errors='replace')}")
-    if _NOT_FINITE in streams:
+    for process, (one, message) in enumerate(zip(votes, messages, strict=True)):
+        if one != _DONE:
+            doing = COMPRESS if message[len(head) :].startswith(_FAILED) else FINISH
+            raise failed(process, doing, one[1:], "process")
+    if result is None:
         raise NotFinite
-    mean = reduce(streams, mean=True, limits=limits).tree(like, "numpy")
-    return decode(data, like=like, framework="numpy"), mean
+    return result
 
 
 def process_exchange(data: bytes) -> list[bytes]:

@@ -44,7 +44,7 @@ def compress(
     runs on the host: call `update` outside `jax.jit`, or in a program of one device, which calls back. So
     wrappers that use `lax.cond` (`optax.apply_if_finite`, `optax.MultiSteps`) may be around the chain, if all
     processes take the same branch. Processes compare their settings, names, shapes and types in each step. If
-    one process cannot compress, all raise.
+    one process cannot compress its update, or decode those of all, all raise: it is called twice in a step.
 
     With `senders`, each leaf of the updates has a first dimension of that size: the gradients of as many
     devices, as `jax.shard_map` returns them. Each is compressed separately, with its own residual, and the

@@ -20,7 +20,7 @@ from gcodec.torch.members import Members
 from gcodec.torch.names import described, some, trainable
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
-from gcodec.torch.scaling import scale_of
+from gcodec.torch.scaling import is_scaled, scale_of
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
 
@@ -82,6 +82,7 @@ class Average:
                 their gradients are then NaN and their residuals unchanged.
         """
         scale = scale_of(self.scaler)
+        self._exchange.is_scaled = is_scaled(self.scaler)
         error: Exception | None = None
         members, taken = self._members, {}
         try:

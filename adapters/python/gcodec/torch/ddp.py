@@ -22,7 +22,7 @@ from gcodec.torch.members import Members
 from gcodec.torch.names import described
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
-from gcodec.torch.scaling import scale_of
+from gcodec.torch.scaling import is_scaled, scale_of
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
 
@@ -177,6 +177,7 @@ class State:
         self._forget()
         self._divides = device.type == "cpu" and self._exchange.divides
         self._scale = scale_of(self.scaler)
+        self._exchange.is_scaled = is_scaled(self.scaler)
 
     def _collected(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns the gradients of a bucket by name, in the order of the model."""

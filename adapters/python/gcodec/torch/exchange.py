@@ -74,6 +74,8 @@ class Exchange:
         self._propagate = options.non_finite == "propagate"
         self._ranks = group if isinstance(group, Ranks) else Ranks(group)
         self._met = False
+        self.is_scaled = False
+        """Whether this rank scales its loss: ranks compare that when they meet."""
         self.step = 0
         stages = list(codec.stages.values()) if isinstance(codec, Schedule) else [codec]
         for stage in stages:
@@ -358,6 +360,7 @@ class Exchange:
             feedback=self.feedback is not None,
             non_finite=self._options.non_finite,
             limits=asdict(self._options.limits or Limits()),
+            scaler=self.is_scaled,
             step=self.step,
         )
 

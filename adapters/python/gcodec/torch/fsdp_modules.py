@@ -27,7 +27,7 @@ from gcodec.torch.finite import NotFinite, is_finite
 from gcodec.torch.names import described
 from gcodec.torch.pairs import all_reals, joined
 from gcodec.torch.ranks import Ranks
-from gcodec.torch.scaling import divided_all, scaled
+from gcodec.torch.scaling import divided_all, is_scaled, scaled
 
 if TYPE_CHECKING:
     from gcodec.torch.fsdp import Sharded
@@ -286,6 +286,6 @@ def _greeting(state: Sharded, parameters: Mapping[str, torch.nn.Parameter], worl
         feedback=bool(state.options.feedback),
         non_finite=state.options.non_finite,
         limits=asdict(state.options.limits or Limits()),
-        scaler=state.scaler is not None,
+        scaler=is_scaled(state.scaler),
         step=state.step,
     )

@@ -13,15 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
+from gcodec._handshake import COMPRESS, FINISH, failed, text_of
 from gcodec.errors import InputError
 from gcodec.torch.finite import NotFinite
 
 # Sizes that say why a rank sends nothing.
 _FAILED, _NOT_FINITE = -1, -2
-# The work of a rank, for messages.
-_COMPRESS, _FINISH = "compress its tensors", "decode the updates of this step"
-# Bytes of an error's text that other ranks get.
-_TEXT = 2000
 # Bytes of a first message, at most.
 _GREETING = 1 << 28
 # How long a rank waits for the others in its first step. The timeout of a group, often half an hour, is for
@@ -141,10 +138,10 @@ class Ranks:
             Exception: `error`, or an InputError with the text of another rank's.
         """
         sizes = self._numbers(_said(size, error, propagate))
-        self._raise_if_one_failed(sizes, error, _COMPRESS)
+        self._raise_if_one_failed(sizes, error, COMPRESS)
         return sizes
 
-    def agree(self, error: Exception | None, propagate: bool, doing: str = _FINISH) -> None:
+    def agree(self, error: Exception | None, propagate: bool, doing: str = FINISH) -> None:
         """Compares whether all ranks have finished a part of their work, so that all raise if one has not.
 
         Raises:
@@ -169,13 +166,12 @@ class Ranks:
     def _raise_if_one_failed(self, sizes: list[int], error: Exception | None, doing: str) -> None:
         """Raises on all ranks if the number of one says that it sends nothing. doing: for the message."""
         if _FAILED in sizes:
-            failed = sizes[self.rank] == _FAILED
-            texts = self.gather((str(error) or type(error).__name__).encode()[:_TEXT] if failed else b"")
-            if error is not None and failed:
-                raise error
+            mine = error if sizes[self.rank] == _FAILED else None
+            texts = self.gather(b"" if mine is None else text_of(mine))
+            if mine is not None:
+                raise mine
             rank = sizes.index(_FAILED)
-            text = bytes(texts[rank]).decode(errors="replace")
-            raise InputError(f"rank {rank} could not {doing}: {text}")
+            raise failed(rank, doing, bytes(texts[rank]))
         if _NOT_FINITE in sizes:
             raise NotFinite from error
 
@@ -214,7 +210,7 @@ class Ranks:
         Raises:
             NotFinite, Exception: as `sizes`.
         """
-        self._raise_if_one_failed(sizes, sending.error, _COMPRESS)
+        self._raise_if_one_failed(sizes, sending.error, COMPRESS)
         rest = [max(size - sending.room, 0) for size in sizes]
         self.profile.sent += sizes[self.rank] - rest[self.rank]
         rests = self.gather_frames(b"", sending.frames[sending.room :], rest)

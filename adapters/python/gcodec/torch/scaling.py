@@ -14,6 +14,11 @@ def scale_of(scaler: Any) -> float:
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
+def is_scaled(scaler: Any) -> bool:
+    """Whether a rank scales its loss. A scaler that is not enabled does not."""
+    return scaler is not None and (not hasattr(scaler, "is_enabled") or bool(scaler.is_enabled()))
+
+
 def divided_all(
     tensors: dict[str, torch.Tensor], scale: float
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.dtype]]:
