@@ -3,6 +3,8 @@
 use crate::fail::{Failure, Result};
 use crate::stream::Base;
 use crate::tensors::{Dump, NamedTensor, Outline};
+#[cfg(feature = "store")]
+use gcodec::internal::counterparts;
 use gcodec::internal::{WRAPPERS, without_prefix};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -39,33 +41,23 @@ impl Prefixes {
 
     /// Returns the names of tensors without the prefixes.
     pub(crate) fn names<'n>(&self, tensors: &[Outline<'n>]) -> Result<Vec<Cow<'n, str>>> {
-        self.unique(tensors.iter().map(|tensor| tensor.name))
+        let names: Vec<_> = tensors.iter().map(|tensor| self.strip(tensor.name)).collect();
+        check_unique(names.iter().map(|name| &**name))?;
+        Ok(names)
     }
 
-    /// Returns names without the prefixes; fails if two are the same then.
-    pub(crate) fn unique<'n>(&self, names: impl Iterator<Item = &'n str>) -> Result<Vec<Cow<'n, str>>> {
-        let names: Vec<_> = names.map(|name| self.strip(name)).collect();
-        let mut seen = HashSet::new();
-        match names.iter().find(|name| !seen.insert(&***name)) {
-            Some(name) => {
-                let what = format!("without the prefixes of --strip-prefix, tensor {name:?} is there twice");
-                Err(Failure::usage(what))
-            }
-            None => Ok(names),
-        }
-    }
-
-    /// Returns the names of a file as those of `others` that are the same without the prefixes.
+    /// Gives the tensors of a file the names of `others` that are the same without the prefixes, on either
+    /// side. Returns the file's names by those.
     #[cfg(feature = "store")]
-    pub(crate) fn counterparts(&self, others: &[String], dump: &mut Dump) -> Result<()> {
-        if self.prefixes.is_empty() {
-            return Ok(());
-        }
-        let others: HashMap<Cow<'_, str>, &String> =
-            others.iter().map(|name| (self.strip(name), name)).collect();
-        dump.rename(|name| {
-            others.get(&self.strip(name)).map_or_else(|| name.to_owned(), |own| (*own).clone())
-        })
+    pub(crate) fn counterparts(&self, others: &[String], dump: &mut Dump) -> Result<HashMap<String, String>> {
+        let others: Vec<&str> = others.iter().map(String::as_str).collect();
+        let here: Vec<&str> = dump.tensors.iter().map(NamedTensor::name).collect();
+        let found = counterparts(&others, &here, |name| self.strip(name)).map_err(|name| twice(&name))?;
+        let own: HashMap<String, String> =
+            found.into_iter().map(|(name, own)| (name.to_owned(), own.to_owned())).collect();
+        let back: HashMap<&str, &str> = own.iter().map(|(name, own)| (&**own, &**name)).collect();
+        dump.rename(|name| back.get(name).map_or(name, |other| *other).to_owned())?;
+        Ok(own)
     }
 
     /// Renames the tensors of a file.
@@ -87,6 +79,17 @@ impl Prefixes {
         base.extend(tensors.map(|tensor| (tensor.name().to_owned(), tensor.view())));
         base
     }
+}
+
+/// Fails if two names are one without the prefixes.
+pub(crate) fn check_unique<'n>(mut names: impl Iterator<Item = &'n str>) -> Result<()> {
+    let mut seen = HashSet::new();
+    names.find(|name| !seen.insert(*name)).map_or(Ok(()), |name| Err(twice(name)))
+}
+
+/// Returns the failure of two names that are one without the prefixes.
+fn twice(name: &str) -> Failure {
+    Failure::usage(format_args!("without the prefixes of --strip-prefix, tensor {name:?} is there twice"))
 }
 
 /// Returns tensors under other names.

@@ -90,6 +90,62 @@ fn a_prefix_of_the_store_or_of_the_base_is_left_out() {
     assert!(out.contains("version 3"), "{out}");
 }
 
+/// Writes two tensors whose names have a prefix; `version`: the version of the store that the file states.
+fn prefixed(dir: &Dir, file: &str, prefix: &str, seed: f32, version: Option<u64>) {
+    let (a, b) = (f32s(&[seed; 500]), f32s(&[1.0]));
+    let path = dir.path(file);
+    let names = [format!("{prefix}model.a"), format!("{prefix}b")];
+    write_tensors(&path, &[(&names[0], "F32", &[500], &a), (&names[1], "F32", &[1], &b)]);
+    let Some(version) = version else { return };
+    let bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let (header, data) = bytes[8..].split_at(header);
+    let metadata = format!("{{\"__metadata__\":{{\"gcodec-version\":\"{version}\"}},");
+    let header = std::str::from_utf8(header).unwrap().replacen('{', &metadata, 1);
+    std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).unwrap();
+}
+
+#[test]
+fn a_pull_keeps_the_names_of_its_base() {
+    for prefix in ["module.", "_orig_mod.", "model.", "base_model.model."] {
+        for (of_store, of_base) in [("", prefix), (prefix, "")] {
+            let dir = Dir::new();
+            for version in 1..=2u8 {
+                prefixed(&dir, "x.safetensors", of_store, version.into(), None);
+                dir.well("publish st x.safetensors");
+            }
+            prefixed(&dir, "base.safetensors", of_base, 1.0, Some(1));
+            prefixed(&dir, "expected.safetensors", of_base, 2.0, None);
+            let pull = "pull st -o new.safetensors --base base.safetensors";
+            dir.fails(2, &format!("all names match without `{prefix}`"), pull);
+            assert!(!dir.path("new.safetensors").exists());
+            let run = dir.well(&format!("{pull} --strip-prefix {prefix}"));
+            assert!(run.err.contains("in 1 step, 1 of 2 tensors changed"), "{}", run.err);
+            dir.well("diff expected.safetensors new.safetensors");
+            // The new file is a base itself, of pulls and of a publisher.
+            prefixed(&dir, "x.safetensors", of_store, 3.0, None);
+            // Of names that begin with the prefix, `publish` leaves it out.
+            let is_inner = of_store.is_empty() && prefix == "model.";
+            match of_store.is_empty() && !is_inner {
+                true => dir.well(&format!(
+                    "publish st x.safetensors --base new.safetensors --strip-prefix {prefix}"
+                )),
+                false => dir.well("publish st x.safetensors"),
+            };
+            dir.well(&format!("pull st -o 3.safetensors --base new.safetensors --strip-prefix {prefix}"));
+            prefixed(&dir, "expected.safetensors", of_base, 3.0, None);
+            dir.well("diff expected.safetensors 3.safetensors");
+            // Without a base, names have no prefix.
+            dir.well(&format!("pull st -o fresh.safetensors --strip-prefix {prefix}"));
+            let plain = if is_inner { &["a", "b"] } else { &["model.a", "b"] };
+            let listed = dir.well("inspect fresh.safetensors --csv --tensors").out();
+            for name in plain {
+                assert!(listed.contains(&format!(",{name},")), "{listed}");
+            }
+        }
+    }
+}
+
 #[test]
 fn streams_that_overwrite_are_applied_twice() {
     let dir = Dir::new();

@@ -12,6 +12,7 @@ use crate::fit::Prefixes;
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec_store::{Error, Options, Replica, Store};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -71,18 +72,27 @@ impl Place {
     }
 }
 
+/// A version that a file holds, and the file's names of the store's tensors where they may differ.
+struct Held {
+    replica: Replica,
+    own: HashMap<String, String>,
+}
+
 /// Reads the version that a file states in its metadata.
-fn held(place: &Place, store: &Store, prefixes: &Prefixes, mut dump: Dump) -> Result<Replica> {
+fn held(place: &Place, store: &Store, prefixes: &Prefixes, mut dump: Dump) -> Result<Held> {
     let stated = dump.metadata.get(VERSION_KEY).and_then(|text| text.parse().ok());
     let version = stated.ok_or_else(|| {
         Failure::usage(format_args!(
             "the file does not state its version ({VERSION_KEY}); `gcodec pull` writes it"
         ))
     })?;
-    prefixes.counterparts(&store.names(version).in_store(place)?, &mut dump)?;
+    let own = match prefixes.is_empty() {
+        true => HashMap::new(),
+        false => prefixes.counterparts(&store.names(version).in_store(place)?, &mut dump)?,
+    };
     let tensors =
         dump.tensors.into_iter().map(NamedTensor::into_parts).collect::<gcodec::Result<Vec<_>>>()?;
-    store.hold(version, tensors).in_store(place)
+    Ok(Held { replica: store.hold(version, tensors).in_store(place)?, own })
 }
 
 /// Adds the store's location to an error.

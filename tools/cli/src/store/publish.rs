@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     meta.extend(Labels::of(&dump.metadata).entry());
     let store = args.place.open("publishing", None)?;
     let held = |path| held(&args.place, &store, &args.prefixes, Dump::open_carrying(path)?).in_file(path);
-    let base = args.base.as_deref().map(held).transpose()?;
+    let base = args.base.as_deref().map(held).transpose()?.map(|held| held.replica);
     let policy = Policy::default().with_anchor_every(args.anchor_every.max(1)).with_codec(args.codec);
     let mut publisher = Publisher::with_base(&store, policy, base).in_store(&args.place)?;
     let views: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();

@@ -1,13 +1,13 @@
 //! `gcodec pull`: writes a version of a store to a file.
 
-use super::{InStore, Place, VERSION_KEY, held};
+use super::{Held, InStore, Place, VERSION_KEY, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::fit::Prefixes;
+use crate::fit::{Prefixes, check_unique};
 use crate::options::check_output_is_new;
 use crate::output::{counted, human_bytes, note};
 use crate::tensors::{self, Dump, Labels};
 use gcodec_store::Store;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 /// Write a version of a store to a file
@@ -16,6 +16,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 With --base, only the changes since that version are downloaded, or an anchor if that is smaller.
+With --strip-prefix, tensors have the names that the base has, or else names without the prefix.
 
 Examples:
   gcodec pull s3://bucket/runs/7 -o latest.safetensors
@@ -57,17 +58,22 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         return Ok(Outcome::Well);
     }
     let held = |path| held(&args.place, &store, &args.prefixes, Dump::open_carrying(path)?).in_file(path);
-    let base = args.base.as_deref().map(held).transpose()?;
+    let (base, own) = match args.base.as_deref().map(held).transpose()? {
+        Some(Held { replica, own }) => (Some(replica), own),
+        None => (None, HashMap::new()),
+    };
     let staged = store.stage(base.as_ref(), args.version).in_store(&args.place)?;
     let (bytes, steps) = (staged.bytes(), staged.steps());
     let verified = staged.verify().in_store(&args.place)?;
     let touched = verified.touched().len();
     let replica = verified.commit(base).in_store(&args.place)?;
-    let names = args.prefixes.unique(replica.tensors().map(|(name, _)| name))?;
+    let name = |of: &str| own.get(of).cloned().unwrap_or_else(|| args.prefixes.strip(of).into_owned());
+    let names: Vec<String> = replica.tensors().map(|(of, _)| name(of)).collect();
+    check_unique(names.iter().map(String::as_str))?;
     let views: Vec<_> =
-        names.iter().map(|name| &**name).zip(replica.tensors().map(|(_, view)| view)).collect();
+        names.iter().map(String::as_str).zip(replica.tensors().map(|(_, view)| view)).collect();
     let mut metadata = BTreeMap::from([(VERSION_KEY.to_owned(), replica.version().to_string())]);
-    let labels = Labels::of(replica.meta()).renamed(|name| args.prefixes.strip(name).into_owned());
+    let labels = Labels::of(replica.meta()).renamed(name);
     metadata.extend(labels.entry());
     tensors::write(&args.output, &views, &metadata)?;
     // The next pull needs other objects.
