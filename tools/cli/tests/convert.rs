@@ -158,6 +158,46 @@ fn deltas_of_slime_become_a_chain_that_audit_reads() {
 }
 
 #[test]
+fn opaque_tensors_are_carried_or_refused_by_name() {
+    let dir = Dir::new();
+    let versions: [&[u8]; 3] = [&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 9, 5, 6], &[1, 7, 3, 9, 5, 8]];
+    let bias = f32s(&[1.0, 2.0]);
+    for (number, w) in versions.iter().enumerate() {
+        let tensors =
+            [("w", "U4X2", &[2u64, 3][..], *w), ("b", "F32", &[2], &bias), ("e", "Q9", &[2], b"ee")];
+        write_tensors(&dir.path(&format!("step{number}.safetensors")), &tensors);
+    }
+    publish(&dir, 1, "xor", versions[0], versions[1]);
+    publish(&dir, 2, "overwrite", versions[1], versions[2]);
+    let convert = "convert weight_v000001 weight_v000002 -o sync.gcu --layout slime --base step0.safetensors";
+    let run = dir.well(convert);
+    assert!(
+        run.err.contains("\"w\" (U4X2) is opaque") && run.err.contains("kept as they are"),
+        "{}",
+        run.err
+    );
+    for step in [1, 2] {
+        dir.well(&format!("decode sync.gcu -o got.safetensors --base step0.safetensors --step {step} -q"));
+        dir.well(&format!("diff got.safetensors step{step}.safetensors"));
+        let listed = dir.well("inspect got.safetensors --tensors").out();
+        assert!(listed.contains("U4X2") && listed.contains("Q9"), "{listed}");
+    }
+    // A list counts the tensors of the model, among which the opaque ones stand somewhere.
+    let pairs = fixture("pairs.pt");
+    let line = format!("convert {pairs} -o x.gcu --layout pairs --like step0.safetensors");
+    let run = dir.fails(2, "of --like is opaque: elements of this type are not read", &line);
+    assert!(run.err.contains("the numbers of tensors are not known"), "{}", run.err);
+    let (places, values) = ([0u8; 4], f32s(&[1.0]));
+    let update = [("w.indices", "I32", &[1u64][..], &places[..]), ("w.values", "F32", &[1], &values)];
+    write_tensors(&dir.path("u.safetensors"), &update);
+    let line = "convert u.safetensors -o x.gcu --layout pairs --like step0.safetensors";
+    dir.fails(2, "tensor \"w\" (U4X2) of --like is opaque", line);
+    write_tensors(&dir.path("u.safetensors"), &[update[0], ("w.values", "Q9", &[1], &[1])]);
+    dir.fails(3, "tensor \"w.values\" (Q9) is opaque", line);
+    assert!(!dir.path("x.gcu").exists());
+}
+
+#[test]
 fn payloads_of_nemo_rl_become_deltas() {
     let dir = Dir::new();
     let (old, new) = (fixture("nemo_old.pt"), fixture("nemo_new.pt"));

@@ -171,6 +171,47 @@ fn a_difference_in_opaque_bytes_is_one() {
 }
 
 #[test]
+fn losses_name_the_opaque_tensors() {
+    let dir = Dir::new();
+    for (file, dtype) in odd_files(&dir) {
+        dir.well(&format!("encode {file} -o x.gcu --codec topk:k=1"));
+        dir.well("decode x.gcu -o back.safetensors");
+        for update in ["x.gcu", "back.safetensors"] {
+            let line = format!("inspect {update} --against {file}");
+            let text = dir.well(&line).out();
+            assert!(text.contains(&format!("opaque: odd ({dtype}): all ")), "{text}");
+            assert!(text.contains("bytes are equal") && text.contains("w "), "{text}");
+            let losses: Value = serde_json::from_slice(&dir.well(&format!("{line} --json")).stdout).unwrap();
+            let odd = &losses["opaque"][0];
+            assert_eq!((&odd["name"], &odd["dtype"]), (&"odd".into(), &dtype.into()));
+            assert_eq!(odd["differing"], 0, "{losses}");
+            // It is no part of the loss.
+            assert_eq!((&losses["all"]["name"], &losses["all"]["elements"]), (&"all 1".into(), &2.into()));
+            assert!((losses["all"]["energy_kept"].as_f64().unwrap() - 16.0 / 25.0).abs() < 1e-6, "{losses}");
+        }
+    }
+    // Other bytes, another type, and an opaque tensor alone.
+    let cases: [(&str, &[u8], &str); 3] = [
+        ("QX", &[1, 2, 9, 9], "opaque: odd (QX): 2 of 4 bytes differ"),
+        ("QY", &[1, 2, 3, 4], "opaque: odd (QX / QY): not compared, of another type or shape"),
+        ("U8", &[1, 2, 3, 4], "opaque: odd (QX / u8): not compared, of another type or shape"),
+    ];
+    write_tensors(&dir.path("a.safetensors"), &[("odd", "QX", &[4], &[1, 2, 3, 4])]);
+    for (dtype, bytes, expected) in cases {
+        write_tensors(&dir.path("b.safetensors"), &[("odd", dtype, &[4], bytes)]);
+        dir.well("encode b.safetensors -o b.gcu --codec lossless");
+        for update in ["b.safetensors", "b.gcu"] {
+            let text = dir.well(&format!("inspect {update} --against a.safetensors")).out();
+            assert_eq!(text, format!("{expected}\n"));
+        }
+    }
+    dir.well("inspect b.gcu --against a.safetensors --html x.html");
+    let page = std::fs::read_to_string(dir.path("x.html")).unwrap();
+    assert!(page.contains("opaque: odd (QX / u8): not compared"));
+    dir.fails(2, "no tensor of the original", "inspect b.gcu --against a.safetensors --tensor w");
+}
+
+#[test]
 fn deltas_and_audits_take_opaque_tensors() {
     let dir = Dir::new();
     for words in ["abc", "abd", "abcd"] {

@@ -12,7 +12,7 @@ use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, counted, human_bytes, note};
 use crate::plan;
-use crate::tensors::{Dump, NamedTensor};
+use crate::tensors::{Dump, Labels, NamedTensor, Opaque};
 use gcodec::compress::{self, Digests, Input, Options};
 use gcodec::frame::{Metadata, UpdateHeader};
 use gcodec::stream::EncodeOptions;
@@ -23,7 +23,8 @@ use std::path::PathBuf;
 
 /// Turn the sparse updates of other projects into streams, so that inspect, view and audit read them
 ///
-/// Every value is kept bit for bit; entries of value zero, which change nothing, are left out.
+/// Every value is kept bit for bit; entries of value zero, which change nothing, are left out. Opaque tensors
+/// of --base are kept as they are.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Layouts:
@@ -92,8 +93,10 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     if args.dct && args.layout != Layout::Demo {
         return Err(Failure::usage("--dct is for the layout demo"));
     }
-    let like = args.like.as_deref().map(Dump::open).transpose()?;
-    let mut base = args.base.as_deref().map(Dump::open).transpose()?;
+    let like = args.like.as_deref().map(Dump::open_quietly).transpose()?;
+    // Opaque tensors of the weights are carried, as `encode` does.
+    let base = args.base.as_deref().map(|path| Dump::open_whole(path, &[], quiet));
+    let mut base = base.transpose()?;
     let mut writer = Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
     let mut kept = 0;
     let mut guesses = Guesses::default();
@@ -109,9 +112,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             .with_world(origin.world.unwrap_or(0))
             .with_label(update.label.clone());
         kept += write(&mut writer, header, &update, base.as_ref()).map_err(|f| f.in_output(&args.output))?;
-        if base.is_some() {
-            base = Some(Dump { tensors: update.tensors, ..Dump::default() });
-        }
+        base = base.map(|base| Dump { tensors: update.tensors, metadata: base.metadata, ..Dump::default() });
     }
     let bytes = writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?;
     if !quiet {
@@ -163,8 +164,10 @@ fn write<W: std::io::Write>(
     update: &Foreign,
     base: Option<&Dump>,
 ) -> Result<u64> {
-    if !update.metadata.is_empty() {
-        writer.metadata(&Metadata { entries: update.metadata.clone() })?;
+    let mut entries = update.metadata.clone();
+    entries.extend(base.and_then(|base| Labels::of(&base.metadata).entry()));
+    if !entries.is_empty() {
+        writer.metadata(&Metadata { entries })?;
     }
     let bases: HashMap<&str, &NamedTensor> =
         base.iter().flat_map(|dump| &dump.tensors).map(|t| (t.name(), t)).collect();
@@ -211,8 +214,22 @@ fn exact(view: &gcodec::TensorView<'_>) -> Result<Codec> {
 /// Finds the tensor of the model that a name or a number of the update stands for.
 fn of_model<'a>(like: &'a Dump, name: &str) -> Result<&'a NamedTensor> {
     let tensors = &like.tensors;
-    let by_number = || tensors.get(name.parse::<usize>().ok()?);
-    tensors.iter().find(|t| t.name() == name).or_else(by_number).ok_or_else(|| {
+    if let Some(found) = tensors.iter().find(|t| t.name() == name) {
+        return Ok(found);
+    }
+    let opaque = |opaque: &Opaque, what: &str| {
+        let Opaque { name, dtype, reason, .. } = opaque;
+        Failure::usage(format_args!("tensor {name:?} ({dtype}) of --like is opaque: {reason}{what}"))
+    };
+    if let Some(found) = like.opaque.iter().find(|t| t.name == name) {
+        return Err(opaque(found, ""));
+    }
+    let number = name.parse::<usize>().ok();
+    if let (Some(_), Some(first)) = (number, like.opaque.first()) {
+        // It stands between the others.
+        return Err(opaque(first, "; so the numbers of tensors are not known"));
+    }
+    number.and_then(|number| tensors.get(number)).ok_or_else(|| {
         let hint = crate::naming::did_you_mean(name, tensors.iter().map(NamedTensor::name));
         Failure::usage(format_args!("--like has no tensor {name:?}{hint}"))
     })

@@ -14,7 +14,7 @@ use crate::fail::{Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::origin::Origin;
 use crate::tensors::kind::Kind;
-use crate::tensors::{Dump, NamedTensor, Plain};
+use crate::tensors::{Dump, Labels, NamedTensor, Plain};
 use gcodec::{TensorBuf, TensorView};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -25,6 +25,7 @@ const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
 /// Reads a payload, or the payloads of a folder in the order of their names: one update.
 pub(super) fn read(path: &Path, base: &Dump) -> Result<Foreign> {
     let mut tensors: BTreeMap<&str, Vec<u8>> = BTreeMap::new();
+    let labels = Labels::of(&base.metadata);
     for file in files(path)? {
         let payload = Payload { dump: open(&file, base).in_file(&file)? };
         let mut names = BTreeSet::new();
@@ -37,7 +38,8 @@ pub(super) fn read(path: &Path, base: &Dump) -> Result<Foreign> {
                 return Err(about(Failure::invalid("it occurs twice in a payload")));
             }
             let data = tensors.entry(old.name()).or_insert_with(|| old.view().data().to_vec());
-            payload.apply(item, &old.view(), data).map_err(about)?;
+            let label = labels.find(&old.into()).and_then(|label| label.shape.as_deref());
+            payload.apply(item, label.unwrap_or(old.view().shape()), data).map_err(about)?;
         }
         if names.is_empty() {
             return Err(Failure::invalid("it has no items as payloads of NeMo-RL do")).in_file(&file);
@@ -96,18 +98,19 @@ struct Payload {
 }
 
 impl Payload {
-    /// Applies an item to the bytes of a tensor.
-    fn apply(&self, item: u64, old: &TensorView<'_>, data: &mut [u8]) -> Result<()> {
+    /// Applies an item to the bytes of a tensor of the shape `old`.
+    fn apply(&self, item: u64, old: &[u64], data: &mut [u8]) -> Result<()> {
         let shape: Vec<u64> =
             (0..).map_while(|dim| self.number(item, &format!("shape.{dim}")).ok()).collect();
-        if shape != old.shape() {
-            let what = format!("its shape is {shape:?}, in the base {:?}", old.shape());
+        if shape != old {
+            let what = format!("its shape is {shape:?}, in the base {old:?}");
             return Err(Failure::usage(what));
         }
+        let elements = gcodec::internal::elements(old).unwrap_or(u64::MAX);
         let group = self.number(item, "value_group")?;
         let values = self.tensor(&format!("1.{group}"))?;
         let width = values.dtype().bits() / 8;
-        if width == 0 || u64::from(width) * old.elements() != data.len() as u64 {
+        if width == 0 || elements.checked_mul(u64::from(width)) != Some(data.len() as u64) {
             return Err(Failure::usage(format_args!(
                 "its elements take {width} bytes, unlike those of the base"
             )));
@@ -125,8 +128,7 @@ impl Payload {
             }
         };
         for (place, value) in places.into_iter().zip(values.chunks_exact(width)) {
-            if place >= old.elements() {
-                let elements = old.elements();
+            if place >= elements {
                 return Err(Failure::invalid(format_args!(
                     "position {place} in a tensor of {elements} elements"
                 )));

@@ -3,7 +3,7 @@
 use super::{Foreign, of_model};
 use crate::fail::{Failure, Result};
 use crate::origin::Origin;
-use crate::tensors::{Dump, NamedTensor};
+use crate::tensors::{Dump, NamedTensor, Opaque};
 use gcodec::internal::element::bits_at;
 use gcodec::tensor::Dtype;
 use gcodec::{TensorBuf, TensorView};
@@ -23,6 +23,10 @@ pub(super) struct Pair<'a> {
 /// Finds the parts of each tensor: by their endings, or as the two members of a tuple, of which the integers
 /// are the indices.
 pub(super) fn find(dump: &Dump) -> Result<Vec<(&str, Pair<'_>)>> {
+    let is_part = |name: &str| INDICES.iter().chain(&VALUES).any(|ending| name.ends_with(ending));
+    if let Some(Opaque { name, dtype, reason, .. }) = dump.opaque.iter().find(|t| is_part(&t.name)) {
+        return Err(Failure::invalid(format_args!("tensor {name:?} ({dtype}) is opaque: {reason}")));
+    }
     let mut order = Vec::new();
     let mut pairs: BTreeMap<&str, Pair<'_>> = BTreeMap::new();
     for tensor in &dump.tensors {

@@ -8,10 +8,10 @@ use crate::fit;
 use crate::naming::did_you_mean;
 use crate::options::is_wanted;
 use crate::origin::Origin;
-use crate::output::{Align, Table, thousands};
+use crate::output::{Align, Table, printable, thousands};
 use crate::pairs::{self, Side};
 use crate::stream::{Base, Updates};
-use crate::tensors::Any;
+use crate::tensors::{Any, Outline};
 use gcodec::Limits;
 use gcodec::frame::UpdateHeader;
 use serde::Serialize;
@@ -31,6 +31,18 @@ pub(crate) struct Loss {
     pub(crate) energy_kept: f64,
 }
 
+/// An opaque tensor, whose bytes are compared: it has no values that could be lost.
+#[derive(Debug, Serialize)]
+pub(crate) struct OpaqueLoss {
+    pub(crate) name: String,
+    /// Element type, and that of the update if it is another.
+    pub(crate) dtype: String,
+    /// Bytes of the original.
+    pub(crate) bytes: u64,
+    /// Bytes that differ; `None` if type, shape or length is another.
+    pub(crate) differing: Option<u64>,
+}
+
 /// Loss of one update.
 #[derive(Debug, Serialize)]
 pub(crate) struct UpdateLoss {
@@ -46,6 +58,8 @@ pub(crate) struct Losses {
     pub(crate) tensors: Vec<Loss>,
     pub(crate) all: Loss,
     pub(crate) updates: Vec<UpdateLoss>,
+    /// Opaque tensors of the originals, added up over the updates.
+    pub(crate) opaque: Vec<OpaqueLoss>,
 }
 
 impl Losses {
@@ -63,7 +77,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
     let mut compared = Compared::default();
     match (original.is_dir(), &files[..]) {
         (false, [path]) => {
-            let (any, base) = (Any::open(original)?, Base::new());
+            let (any, base) = (Any::open_carrying(original)?, Base::new());
             let a = Side::of(&any, original, None, &base, limits, &wanted.models)?;
             compared.update(&a, a.origin(original), path, wanted, limits)?;
         }
@@ -72,7 +86,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
         }
         (true, _) => {
             for original in source::files(&[original.to_owned()])? {
-                let (any, base) = (Any::open(&original)?, Base::new());
+                let (any, base) = (Any::open_carrying(&original)?, Base::new());
                 let a = Side::of(&any, &original, None, &base, limits, &wanted.models)?;
                 let origin = a.origin(&original);
                 if !wanted.update(origin.step, origin.sender) {
@@ -99,6 +113,7 @@ struct Compared {
     tensors: Vec<(String, Sums)>,
     rows: HashMap<String, usize>,
     updates: Vec<UpdateLoss>,
+    opaque: BTreeMap<String, OpaqueLoss>,
 }
 
 impl Compared {
@@ -112,7 +127,7 @@ impl Compared {
         wanted: &Wanted,
         limits: &Limits,
     ) -> Result<()> {
-        let (any, base) = (Any::open(path)?, Base::new());
+        let (any, base) = (Any::open_carrying(path)?, Base::new());
         let (side, step, sender) = match &any {
             Any::Tensors(dump) => {
                 let Origin { step, sender, .. } = Origin::of(dump, path);
@@ -138,9 +153,11 @@ impl Compared {
         let (of_a, of_b) = (fit::named(of_a, &names_a), fit::named(of_b, &names_b));
         let in_b = of_b.iter().enumerate().filter(|(_, t)| is_wanted(wanted.tensor.as_ref(), t.name));
         let in_b: HashMap<&str, usize> = in_b.map(|(i, t)| (t.name, i)).collect();
-        let pairs: Vec<(usize, usize)> =
+        let bare = |name: &str| wanted.prefixes.strip(name).into_owned();
+        let (labels_a, labels_b) = (a.labels()?.renamed(bare), b.labels()?.renamed(bare));
+        let both: Vec<(usize, usize)> =
             of_a.iter().enumerate().filter_map(|(i, t)| Some((i, *in_b.get(t.name)?))).collect();
-        if pairs.is_empty() {
+        if both.is_empty() {
             let first = of_b.iter().find(|t| in_b.contains_key(t.name));
             let hint = fit::advice(of_a.iter().map(|t| t.name), in_b.keys().copied());
             let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_else(|| {
@@ -148,21 +165,28 @@ impl Compared {
             });
             return Err(Failure::usage(format_args!("it has no tensor of the original{hint}")));
         }
-        let other = |&&(a, b): &&(usize, usize)| of_a[a].shape != of_b[b].shape;
-        if let Some(&(i, j)) = pairs.iter().find(other) {
-            let more = match pairs.iter().filter(other).count() - 1 {
-                0 => String::new(),
-                more => format!("; and {more} more"),
-            };
-            return Err(Failure::usage(format_args!(
-                "tensor {:?} has another shape than the original: {:?}, not {:?}{more}",
-                of_a[i].name, of_b[j].shape, of_a[i].shape
-            )));
-        }
-        let mut sums = vec![Sums::default(); pairs.len()];
-        pairs::walk(a, b, &pairs, &mut |number, a, b| {
-            sums[number].add(&Sums::of(a, b).unwrap_or_default());
+        let labels = |&(a, b): &(usize, usize)| [labels_a.find(&of_a[a]), labels_b.find(&of_b[b])];
+        let (pairs, opaque): (Vec<_>, Vec<_>) =
+            both.iter().copied().partition(|pair| labels(pair) == [None, None]);
+        check_shapes(&of_a, &of_b, &pairs)?;
+        // Of opaque tensors, the bytes are compared.
+        let is_one_kind = |pair: &(usize, usize)| {
+            of_a[pair.0].shape == of_b[pair.1].shape
+                && matches!(labels(pair), [Some(a), Some(b)] if a.is_same(b))
+        };
+        let bytes: Vec<_> = opaque.iter().copied().filter(is_one_kind).collect();
+        let (mut sums, mut differing) = (vec![Sums::default(); pairs.len()], vec![0; bytes.len()]);
+        pairs::walk(a, b, &[&pairs[..], &bytes].concat(), &mut |number, a, b| match number
+            .checked_sub(pairs.len())
+        {
+            None => sums[number].add(&Sums::of(a, b).unwrap_or_default()),
+            Some(number) => differing[number] += unequal(a.data(), b.data()),
         })?;
+        let differing: HashMap<usize, u64> = bytes.iter().map(|pair| pair.0).zip(differing).collect();
+        for (i, j) in opaque {
+            let dtypes = [labels_a.dtype(&of_a[i]), labels_b.dtype(&of_b[j])];
+            self.add_opaque(of_a[i].name, dtypes, of_a[i].bytes(), differing.get(&i).copied());
+        }
         let mut all = Sums::default();
         for (&(tensor, _), sum) in pairs.iter().zip(&sums) {
             all.add(sum);
@@ -176,13 +200,41 @@ impl Compared {
         Ok(loss(format!("all {}", pairs.len()), &all))
     }
 
+    fn add_opaque(&mut self, name: &str, dtypes: [&str; 2], bytes: u64, differing: Option<u64>) {
+        let dtype = if dtypes[0] == dtypes[1] { dtypes[0].to_owned() } else { dtypes.join(" / ") };
+        let new = || OpaqueLoss { name: name.to_owned(), dtype, bytes: 0, differing: Some(0) };
+        let row = self.opaque.entry(name.to_owned()).or_insert_with(new);
+        row.bytes = row.bytes.saturating_add(bytes);
+        row.differing = row.differing.zip(differing).map(|(all, more)| all + more);
+    }
+
     fn finish(self) -> Losses {
         let mut all = Sums::default();
         self.tensors.iter().for_each(|(_, sums)| all.add(sums));
         let name = format!("all {}", self.tensors.len());
         let tensors = self.tensors.into_iter().map(|(name, sums)| loss(name, &sums)).collect();
-        Losses { tensors, all: loss(name, &all), updates: self.updates }
+        let opaque = self.opaque.into_values().collect();
+        Losses { tensors, all: loss(name, &all), updates: self.updates, opaque }
     }
+}
+
+/// Fails if a pair of tensors has two shapes.
+fn check_shapes(of_a: &[Outline<'_>], of_b: &[Outline<'_>], pairs: &[(usize, usize)]) -> Result<()> {
+    let other = |&&(a, b): &&(usize, usize)| of_a[a].shape != of_b[b].shape;
+    let Some(&(i, j)) = pairs.iter().find(other) else { return Ok(()) };
+    let more = match pairs.iter().filter(other).count() - 1 {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    Err(Failure::usage(format_args!(
+        "tensor {:?} has another shape than the original: {:?}, not {:?}{more}",
+        of_a[i].name, of_b[j].shape, of_a[i].shape
+    )))
+}
+
+/// Returns the number of bytes that differ.
+fn unequal(a: &[u8], b: &[u8]) -> u64 {
+    a.iter().zip(b).filter(|(a, b)| a != b).count() as u64
 }
 
 /// Whether a file has an update of this step and sender.
@@ -262,5 +314,27 @@ pub(crate) fn text(losses: &Losses, top: Option<usize>) -> String {
         }
         out = format!("{updates}\n");
     }
-    out + &table.to_string()
+    if !losses.tensors.is_empty() {
+        out += &table.to_string();
+    }
+    for line in opaque_lines(&losses.opaque, top) {
+        out += &(line + "\n");
+    }
+    out
+}
+
+/// Returns a line for each opaque tensor, those that differ first.
+pub(crate) fn opaque_lines(opaque: &[OpaqueLoss], top: Option<usize>) -> Vec<String> {
+    let mut order: Vec<&OpaqueLoss> = opaque.iter().collect();
+    order.sort_by_key(|tensor| (tensor.differing == Some(0), std::cmp::Reverse(tensor.differing)));
+    let shown =
+        order.iter().take(top.unwrap_or(usize::MAX)).map(|OpaqueLoss { name, dtype, bytes, differing }| {
+            let what = match differing {
+                None => "not compared, of another type or shape".to_owned(),
+                Some(0) => format!("all {} bytes are equal", thousands(*bytes)),
+                Some(some) => format!("{} of {} bytes differ", thousands(*some), thousands(*bytes)),
+            };
+            printable(&format!("opaque: {name} ({dtype}): {what}"))
+        });
+    shown.collect()
 }

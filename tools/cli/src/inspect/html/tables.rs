@@ -2,7 +2,7 @@
 
 use super::charts::spark;
 use super::{Page, escape};
-use crate::inspect::against::{Loss, Losses};
+use crate::inspect::against::{Loss, Losses, opaque_lines};
 use crate::inspect::overview::Row;
 use crate::inspect::report::Report;
 use crate::inspect::tensor::Tensor;
@@ -152,6 +152,9 @@ pub(super) fn losses(page: &mut Page, losses: &Losses) {
         page.put(format_args!("</tr>\n"));
     }
     page.put(format_args!("</tbody></table></div>\n"));
+    for line in opaque_lines(&losses.opaque, Some(super::MAX_TENSORS)) {
+        page.put(format_args!("<p>{}</p>\n", escape(&line)));
+    }
 }
 
 /// All tensors; `order`: the largest first.
