@@ -4,7 +4,7 @@
 //! `cargo bench --bench speed` runs on one thread with 16 Mi elements; `RAYON_NUM_THREADS` sets another
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
-//! updates, `-- --only delta` deltas of bf16 weights, `-- --only small` updates of 500 small tensors, and
+//! updates, `-- --only delta` deltas of bf16 weights, `-- --only digest` digests of weights, `-- --only small` updates of 500 small tensors, and
 //! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --data D` selects the data
 //! (`gradient`, `weights`, `noise`, or several of them). `-- --cpu` measures processor time instead of time,
 //! for one thread on a machine with other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider
@@ -27,6 +27,7 @@ use std::time::Instant;
 use data::Tensors;
 use gcodec::block::{CodedBlock, Scope, Target};
 use gcodec::compress::{Digests, Input, Options, compress, deltas, pending, random};
+use gcodec::digest::{SumChange, SumDigest};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -43,6 +44,8 @@ enum Against {
     Count,
     /// Exact top-k with the same number of elements.
     TopK,
+    /// Hashing them.
+    Hash,
 }
 
 /// Codecs of [`Bench::small`].
@@ -54,6 +57,7 @@ struct Bench {
     copy: f64,
     count: f64,
     top_k: f64,
+    hash: f64,
     missed: bool,
     only: Vec<String>,
 }
@@ -76,7 +80,8 @@ fn run() -> ExitCode {
     let wants_data = |name: &str| data.is_empty() || data.iter().any(|data| data == name);
     let elements: usize = number("--elements").unwrap_or(if full { 16 << 20 } else { 1 << 16 });
     let repeats = number("--repeats").unwrap_or(if full { 5 } else { 1 });
-    let mut bench = Bench { repeats, read: 0.0, copy: 0.0, count: 0.0, top_k: 0.0, missed: false, only };
+    let mut bench =
+        Bench { repeats, read: 0.0, copy: 0.0, count: 0.0, top_k: 0.0, hash: 0.0, missed: false, only };
     println!("{} thread(s), best of {repeats}", rayon::current_num_threads());
     println!("{:<40}{:>9}{:>9}  {:<6}{:>6}{:>7}", "operation", "GB/s", "ratio", "of", "peak", "floor");
     if wants_data("gradient") {
@@ -124,6 +129,7 @@ impl Bench {
         let (name, [old, new]) = data::weights(elements);
         println!("weights {name}, {} bf16 elements:", old.elements());
         self.codec("lossless", &old, Some([0.09, 0.065]));
+        self.digests(&old.flat());
         if self.wants("delta") {
             self.delta("delta", "in a step of training ", &old.flat(), &new.flat());
         }
@@ -354,6 +360,68 @@ impl Bench {
         println!("{:<40}{:>9.1} ms", "", 1e3 * cost.seconds);
     }
 
+    /// Measures digests of weights, as rows of 8192 elements unless a name says otherwise, relative to hashes.
+    fn digests(&mut self, flat: &Tensors) {
+        if !self.wants("digest") {
+            return;
+        }
+        self.baselines(flat);
+        let view = flat.tensors[0].view();
+        let columns = view.elements().min(8192);
+        let count = view.elements() / columns * columns;
+        let data = &view.data()[..2 * count as usize];
+        let shaped = |dtype: Dtype, columns: u64| {
+            let rows = 8 * data.len() as u64 / u64::from(dtype.bits()) / columns;
+            TensorBuf::new(dtype, vec![rows, columns], data.to_vec()).expect("all bytes")
+        };
+        let matrix = shaped(view.dtype(), columns);
+        let (view, len) = (matrix.view(), matrix.data().len());
+        let cost = self.best(|| _ = black_box(tensor_digest(view)));
+        self.row("hash", len, cost, Against::Read, None);
+        self.hash = len as f64 / cost.seconds;
+        for (name, dtype, columns, floor) in [
+            ("sum digest", Dtype::Bf16, columns, Some(1.3)),
+            ("sum digest, f32", Dtype::F32, columns, None),
+            ("sum digest, f8e4m3fn", Dtype::F8E4M3Fn, columns, None),
+            ("sum digest, f4e2m1", Dtype::F4E2M1, columns, None),
+            ("sum digest, one row", Dtype::Bf16, count, None),
+            ("sum digest, rows of 1024", Dtype::Bf16, columns.min(1024), None),
+            ("sum digest, rows of 64", Dtype::Bf16, columns.min(64), None),
+        ] {
+            let tensor = shaped(dtype, columns);
+            let cost = self.best(|| _ = black_box(SumDigest::of(tensor.view())));
+            self.row(name, len, cost, Against::Hash, floor);
+        }
+        let shape = [view.shape()[0], columns / 8];
+        let cost = self.best(|| _ = black_box(SumDigest::of_part(view, &shape, &[0, columns / 8])));
+        self.row("sum digest, an eighth of the columns", len / 8, cost, Against::Hash, None);
+        for permille in [1, 10, 50] {
+            let is_changed = |i: &u64| u64::from(random::word(3, 0, *i)) % 1000 < permille;
+            let changed: Vec<u64> = (0..count).filter(is_changed).collect();
+            let mut new = matrix.clone();
+            changed.iter().for_each(|&i| new.data_mut()[2 * i as usize] ^= 1);
+            let word =
+                |data: &[u8], i: u64| u64::from(u16::from_le_bytes([0, 1].map(|j| data[2 * i as usize + j])));
+            let words: Vec<[u64; 3]> =
+                changed.iter().map(|&i| [i, word(matrix.data(), i), word(new.data(), i)]).collect();
+            let no_change = || SumChange::new(view.dtype(), view.shape(), &[0, 0]).expect("its shape");
+            let cost = self.best(|| {
+                let mut change = no_change();
+                words.iter().for_each(|&[i, old, new]| change.add(i, old, new).expect("an element"));
+                black_box(change.finish());
+            });
+            let share = permille as f64 / 10.0;
+            let each = cost.seconds * 1e9 / changed.len() as f64;
+            println!("{:<40}{each:>9.2} ns/changed element", format!("change of {share} % of the elements"));
+            let cost = self.best(|| {
+                let mut change = no_change();
+                change.add_difference(view, new.view()).expect("one shape");
+                black_box(change.finish());
+            });
+            self.row(&format!("change of {share} %, compared"), len, cost, Against::Hash, None);
+        }
+    }
+
     /// Measures deltas of bf16 weights after a step that changes a share of them. Its size is the same for
     /// all weights, as a step of Adam is about, so large weights change seldom. Encoding reads base and
     /// result; applying writes the result.
@@ -454,6 +522,7 @@ impl Bench {
             Against::Copy => ("copy", self.copy),
             Against::Count => ("count", self.count),
             Against::TopK => ("top-k", self.top_k),
+            Against::Hash => ("hash", self.hash),
         };
         let ratio = speed / base;
         let verdict = floor.map_or(String::new(), |floor| {

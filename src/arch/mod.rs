@@ -17,6 +17,7 @@ pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod ranges;
 pub(crate) mod rans;
+pub(crate) mod sums;
 pub(crate) mod threads;
 
 /// A loop worth compiling for several instruction sets.
@@ -129,6 +130,7 @@ mod x86 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vbmi2")
+            && is_x86_feature_detected!("avx512vnni")
     }
 
     /// Whether the processor has the features of [`with_avx2`].
@@ -138,7 +140,9 @@ mod x86 {
             && is_x86_feature_detected!("popcnt")
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vnni,bmi2,popcnt"
+    )]
     pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
         kernel.call()
     }

@@ -1,6 +1,12 @@
 //! Units of a box of a tensor, by row.
 
-use crate::digest::keys::{BIAS, LANES, LEVEL, Lanes, add, fold, high, key, lows, mul};
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::arch::sums::ROWS;
+use crate::digest::columns::Columns;
+use crate::digest::keys::{LANES, LEVEL, Lanes, add, high, key, low, mul};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::{Dtype, TensorView, elements};
@@ -56,6 +62,8 @@ pub(super) struct Grid<'a> {
     unit: Unit,
     /// Axes, the last first. At least one.
     axes: Vec<Axis>,
+    /// Keys of the first axis here, if it is several axes of the tensor together, and their number.
+    merged: Option<(Vec<[u32; LANES]>, usize)>,
     /// First unit in the buffer.
     start: u64,
     /// Number of rows: combinations of indices of all axes but the last. 0 if the box is empty.
@@ -95,53 +103,184 @@ impl<'a> Grid<'a> {
             first: last.first.wrapping_mul(per_element),
             stride: 1,
         };
-        let is_empty = axes.iter().any(|axis| axis.len == 0);
-        let rows = if is_empty { 0 } else { elements(&shape[..rank.saturating_sub(1)]).unwrap_or(0) };
-        Ok(Self { data: whole.data(), unit: Unit::of(whole.dtype()), axes, start, rows })
+        let mut grid =
+            Self { data: whole.data(), unit: Unit::of(whole.dtype()), axes, merged: None, start, rows: 0 };
+        if !grid.axes.iter().any(|axis| axis.len == 0) {
+            let units = elements(shape).unwrap_or(0).saturating_mul(per_element);
+            grid.merge(units);
+            grid.rows = units / grid.axes[0].len;
+        }
+        Ok(grid)
     }
 
-    /// Returns the first unit of a row in the buffer, and the product of the keys of its axes but the last.
-    fn row(&self, row: u64) -> (u64, Lanes) {
-        let (mut start, mut keys, mut rest) = (self.start, [1; LANES], row);
-        for (number, axis) in self.axes.iter().enumerate().skip(1) {
-            let index = rest % axis.len;
-            rest /= axis.len;
-            start += index * axis.stride;
-            keys = mul(keys, key(number, axis.first.wrapping_add(index)));
+    /// Makes rows that are short, and follow each other, into longer ones with a table of their own.
+    fn merge(&mut self, units: u64) {
+        let fits = |axes: &[Axis]| match axes {
+            [own, next, ..] => {
+                let len = own.len.saturating_mul(next.len);
+                let is_whole = own.len == next.stride && own.len < SHORT;
+                is_whole && len <= LEVEL && len.saturating_mul(8) <= units
+            }
+            _ => false,
+        };
+        if !fits(&self.axes) {
+            return;
         }
-        (start, keys)
+        let row = self.axes[0];
+        let mut keys: Vec<Lanes> = (0..row.len).map(|at| key(0, row.first.wrapping_add(at))).collect();
+        let mut count = 1;
+        while fits(&self.axes) {
+            let next = self.axes.remove(1);
+            let outer = (0..next.len).map(|at| key(count, next.first.wrapping_add(at)));
+            keys = outer.flat_map(|outer| keys.iter().map(move |inner| mul(outer, *inner))).collect();
+            self.axes[0] = Axis { len: keys.len() as u64, first: 0, stride: 1 };
+            count += 1;
+        }
+        let narrow = |lanes: Lanes| lanes.map(|lane| lane as u32);
+        self.merged = Some((keys.into_iter().map(narrow).collect(), count));
     }
 
     /// Returns the sum of all units with the keys of their places.
     pub(super) fn sum(&self) -> Lanes {
-        (0..self.rows)
-            .map(|row| self.row(row))
-            .fold([0; LANES], |sum, (start, keys)| add(sum, mul(keys, self.row_sum(start))))
+        if self.rows == 0 {
+            return [0; LANES];
+        }
+        if let Some((keys, _)) = &self.merged {
+            let columns = Columns::of(self.unit, keys);
+            return self.sum_of(self.axes[0].len, 1, |_| (0..self.axes[0].len, &columns, 0, [1; LANES]));
+        }
+        let (Axis { len, first, .. }, columns) = (self.axes[0], Columns::last_axis(self.unit));
+        // Pieces of rows, in each of which the units have one factor of the second level: what is before the
+        // first multiple of 2^16, whole pieces, and what is after the last.
+        let before = (first.wrapping_neg() % LEVEL).min(len);
+        let whole = (len - before) / LEVEL;
+        let end = before + whole * LEVEL;
+        // Several whole pieces of a row go together, unless those of several rows do.
+        let long = if whole >= ROWS as u64 { whole } else { 0 };
+        let middle = (0..whole - long).map(|piece| before + piece * LEVEL..before + (piece + 1) * LEVEL);
+        let ranges = [0..before].into_iter().chain(middle).chain([end..len]);
+        let piece = |range: Range<u64>| {
+            let index = first.wrapping_add(range.start);
+            (range, columns, index % LEVEL, high(0, index / LEVEL))
+        };
+        let pieces: Vec<_> = ranges.filter(|range| !range.is_empty()).map(piece).collect();
+        let sum =
+            self.sum_of(len.min(LEVEL), pieces.len() as u64, |number| pieces[in_memory(number)].clone());
+        if long > 0 { add(sum, self.sum_of_long(before, long, columns)) } else { sum }
     }
 
-    /// Returns the sum of a row that begins at `start`, with the keys of the last axis.
-    fn row_sum(&self, start: u64) -> Lanes {
-        let Axis { len, first, .. } = self.axes[0];
-        let (mut sum, mut at) = ([0; LANES], 0);
-        while at < len {
-            // Up to the next index with another factor of the second level.
-            let index = first.wrapping_add(at);
-            let piece = (LEVEL - index % LEVEL).min(len - at);
-            let low = &lows()[in_memory(index % LEVEL)..][..in_memory(piece)];
-            sum = add(sum, mul(high(0, index / LEVEL), self.dot(in_memory(start + at), low)));
-            at += piece;
+    /// Returns the sum of `count` whole pieces of each row, which begin at unit `start`: their keys have the
+    /// same factors of the first level, so that several are summed together as if they were rows.
+    fn sum_of_long(&self, start: u64, count: u64, columns: &Columns<'_>) -> Lanes {
+        let (all, batches) = (0..in_memory(LEVEL), count.div_ceil(ROWS as u64));
+        let (bias, first) = (columns.bias(all.clone()), self.axes[0].first.wrapping_add(start) / LEVEL);
+        let task = |number: u64| {
+            let (row, piece) = (number / batches, number % batches * ROWS as u64);
+            let run = self.run(row, row + 1);
+            let starts: [usize; ROWS] =
+                std::array::from_fn(|i| in_memory(run.start + start + (piece + i as u64) * LEVEL));
+            let several = in_memory((count - piece).min(ROWS as u64));
+            let sums = columns.sums(self.data, &starts[..several], all.clone(), &mut Vec::new());
+            let with_keys = (first + piece..).zip(&sums[..several]);
+            let sum = with_keys
+                .fold([0; LANES], |sum, (index, own)| add(sum, mul(add(*own, bias), high(0, index % HIGH))));
+            mul(sum, mul(run.factor(0), run.factors))
+        };
+        (0..self.rows * batches).into_par_iter().map(task).reduce(|| [0; LANES], add)
+    }
+
+    /// Returns the sum of all rows, in tasks for several threads. `piece`: for each piece of a row, its units,
+    /// the keys that it has in a table, the first of them there, and a factor of all its keys.
+    fn sum_of<'c>(
+        &self,
+        units: u64,
+        pieces: u64,
+        piece: impl Fn(u64) -> (Range<u64>, &'c Columns<'c>, u64, Lanes) + Sync,
+    ) -> Lanes {
+        let together = (TASK / units).max(1).next_multiple_of(ROWS as u64);
+        let task = |number: u64| {
+            let (chunk, number) = (number / pieces, number % pieces);
+            let (range, columns, low, factor) = piece(number);
+            let rows = chunk * together..self.rows.min((chunk + 1) * together);
+            mul(self.piece(rows, range, columns, in_memory(low)), factor)
+        };
+        match self.rows.div_ceil(together) * pieces {
+            1 => task(0),
+            tasks => (0..tasks).into_par_iter().map(task).reduce(|| [0; LANES], add),
+        }
+    }
+
+    /// Returns the sum of a range of units of these rows, whose keys begin at `low` in a table.
+    fn piece(&self, rows: Range<u64>, units: Range<u64>, columns: &Columns<'_>, low: usize) -> Lanes {
+        let len = in_memory(units.end - units.start);
+        let bias = columns.bias(low..low + len);
+        let (mut sum, mut scratch, mut row) = ([0; LANES], Vec::new(), rows.start);
+        while row < rows.end {
+            let run = self.run(row, rows.end);
+            let mut own = [0; LANES];
+            for at in (0..run.rows).step_by(ROWS) {
+                let count = in_memory((run.rows - at).min(ROWS as u64));
+                let start = |i| in_memory(run.start + (at + i as u64) * run.stride + units.start);
+                let starts: [usize; ROWS] = std::array::from_fn(start);
+                let sums = columns.sums(self.data, &starts[..count], low..low + len, &mut scratch);
+                for (i, sums) in (0..).zip(&sums[..count]) {
+                    own = add(own, mul(add(*sums, bias), run.factor(at + i)));
+                }
+            }
+            sum = add(sum, mul(own, run.factors));
+            row += run.rows;
         }
         sum
     }
 
-    /// Returns the sum of consecutive units, each with its keys.
-    fn dot(&self, start: usize, keys: &[[u32; LANES]]) -> Lanes {
-        let mut sum = [0; LANES];
-        for (at, keys) in (start..).zip(keys) {
-            let value = (self.unit.value(self.data, at) + BIAS as i64) as u64;
-            (0..LANES).for_each(|lane| sum[lane] += u64::from(keys[lane]) * value);
+    /// Returns the rows from `row` on, and before `end`, whose keys have the same factors except that of the
+    /// low 16 bits of the index on the second axis.
+    fn run(&self, row: u64, end: u64) -> Run {
+        let number = self.merged.as_ref().map_or(1, |(_, count)| *count);
+        let (mut start, mut factors, mut rest) = (self.start, [1; LANES], row);
+        let mut run = Run { start, stride: 0, rows: 1, factors, axis: None, low: 0 };
+        for (number, axis) in (number..).zip(&self.axes[1..]) {
+            let at = rest % axis.len;
+            rest /= axis.len;
+            start += at * axis.stride;
+            let index = axis.first.wrapping_add(at);
+            if run.axis.is_none() {
+                (run.axis, run.low, run.stride) = (Some(number), index % LEVEL, axis.stride);
+                run.rows = (axis.len - at).min(LEVEL - run.low).min(end - row);
+                factors = high(number, index / LEVEL);
+            } else {
+                factors = mul(factors, key(number, index));
+            }
         }
-        // At most 2^16 products below 2^48.
-        sum.map(fold)
+        Run { start, factors, ..run }
     }
 }
+
+/// Rows whose keys have common factors.
+struct Run {
+    /// First unit in the buffer, and the distance of rows.
+    start: u64,
+    stride: u64,
+    /// Number of rows.
+    rows: u64,
+    factors: Lanes,
+    /// Axis of the rows, and the low 16 bits of the first index on it.
+    axis: Option<usize>,
+    low: u64,
+}
+
+impl Run {
+    /// Returns the factor that only row `at` has.
+    fn factor(&self, at: u64) -> Lanes {
+        self.axis.map_or([1; LANES], |axis| low(axis, self.low + at))
+    }
+}
+
+/// Units of a row that is long enough without others.
+const SHORT: u64 = 1024;
+
+/// Factors of the second level: indices have 64 bits.
+const HIGH: u64 = 1 << 48;
+
+/// Units of a task for one thread.
+const TASK: u64 = 1 << 18;

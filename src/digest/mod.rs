@@ -1,11 +1,14 @@
 //! Digests of tensors: hashes, and sum digests, which add up over the shards of a tensor and change with its
 //! elements (spec, sections 6 and 6.1).
 
+mod change;
+mod columns;
 mod grid;
 pub(crate) mod hash;
 mod keys;
 mod sum;
 
+pub use change::SumChange;
 pub use hash::{Digest, tensor_digest};
 pub(crate) use hash::{digest_head, run_digest};
-pub use sum::{SumChange, SumDigest};
+pub use sum::SumDigest;

@@ -4,10 +4,9 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
 
-use crate::digest::grid::{Grid, Unit};
-use crate::digest::keys::{self, LANES, LEVEL, Lanes, P, high, key, lows, mul, signed};
-use crate::error::{Error, InputErrorKind, Result};
-use crate::limits::in_memory;
+use crate::digest::grid::Grid;
+use crate::digest::keys::{self, LANES, Lanes, P, mul};
+use crate::error::Result;
 use crate::tensor::{Dtype, TensorView};
 
 /// A digest that adds up: the digests of the shards of a tensor have the tensor's digest as their sum, and a
@@ -82,7 +81,7 @@ impl SumDigest {
         lanes.iter().all(|&lane| u64::from(lane) < P).then_some(Self(lanes))
     }
 
-    fn from_lanes(lanes: Lanes) -> Self {
+    pub(super) fn from_lanes(lanes: Lanes) -> Self {
         Self(lanes.map(|lane| lane as u32))
     }
 
@@ -128,120 +127,6 @@ impl fmt::Display for SumDigest {
 impl fmt::Debug for SumDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-/// What changes of elements add to the digest of their tensor or shard.
-#[derive(Debug, Clone)]
-pub struct SumChange {
-    dtype: Dtype,
-    /// Length and first index of each axis, the last axis first. The last axis is counted in units.
-    axes: Vec<(u64, u64)>,
-    /// Number of elements.
-    elements: u64,
-    /// First element of the current row, and the product of its keys on all axes but the last.
-    row: (u64, Lanes),
-    /// Number of the current piece, in which all units have one factor of the second level, and this factor.
-    piece: (u64, Lanes),
-    /// Sum of the changes in the current piece, below 2^63.
-    inner: [i64; LANES],
-    /// Changes that `inner` can still take.
-    room: u32,
-    sum: Lanes,
-}
-
-/// Changes in a piece before they are reduced: each is below 2^48.
-const ROOM: u32 = 1 << 14;
-
-impl SumChange {
-    /// Returns no change of a shard of this type and shape, whose first element has the indices `offsets` in
-    /// its tensor.
-    ///
-    /// # Errors
-    /// [`Error::Input`] if the numbers of dimensions differ, or the shape is too large.
-    pub fn new(dtype: Dtype, shape: &[u64], offsets: &[u64]) -> Result<Self> {
-        let bad = || Error::input(InputErrorKind::Mismatch { what: "shard and tensor" });
-        let elements = crate::tensor::elements(shape).filter(|_| shape.len() == offsets.len());
-        let mut axes: Vec<(u64, u64)> =
-            shape.iter().zip(offsets).rev().map(|(&len, &first)| (len, first)).collect();
-        if axes.is_empty() {
-            axes.push((1, 0));
-        }
-        let per_element = Unit::per_element(dtype);
-        axes[0] = (axes[0].0.saturating_mul(per_element), axes[0].1.wrapping_mul(per_element));
-        Ok(Self {
-            dtype,
-            axes,
-            elements: elements.ok_or_else(bad)?,
-            row: (u64::MAX, [0; LANES]),
-            piece: (u64::MAX, [0; LANES]),
-            inner: [0; LANES],
-            room: ROOM,
-            sum: [0; LANES],
-        })
-    }
-
-    /// Adds the change of an element from the bits `old` to the bits `new`. Fastest in ascending order.
-    ///
-    /// # Errors
-    /// [`Error::Input`] if there is no such element.
-    pub fn add(&mut self, element: u64, old: u64, new: u64) -> Result<()> {
-        if element >= self.elements {
-            return Err(Error::out_of_bounds("element", in_memory(element), in_memory(self.elements)));
-        }
-        let per_element = Unit::per_element(self.dtype);
-        let row_len = self.axes[0].0 / per_element;
-        if element < self.row.0 || element - self.row.0 >= row_len {
-            self.flush();
-            self.row = self.row_of(element / row_len, row_len);
-            self.piece.0 = u64::MAX;
-        }
-        let first = (element - self.row.0) * per_element;
-        for part in 0..per_element {
-            let shift = |bits: u64| bits >> (16 * part);
-            let change = match self.dtype.bits() {
-                4 => (new & 15) as i64 - (old & 15) as i64,
-                8 => i64::from(new as i8) - i64::from(old as i8),
-                _ => i64::from(shift(new) as i16) - i64::from(shift(old) as i16),
-            };
-            if change != 0 {
-                self.add_unit(self.axes[0].1.wrapping_add(first + part), change);
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the change of a unit of the current row.
-    #[inline]
-    fn add_unit(&mut self, index: u64, change: i64) {
-        if index / LEVEL != self.piece.0 || self.room == 0 {
-            self.flush();
-            self.piece = (index / LEVEL, high(0, index / LEVEL));
-        }
-        self.room -= 1;
-        let keys = lows()[in_memory(index % LEVEL)];
-        (0..LANES).for_each(|lane| self.inner[lane] += change * i64::from(keys[lane]));
-    }
-
-    fn row_of(&self, row: u64, row_len: u64) -> (u64, Lanes) {
-        let (mut keys, mut rest) = ([1; LANES], row);
-        for (number, &(len, first)) in self.axes.iter().enumerate().skip(1) {
-            keys = mul(keys, key(number, first.wrapping_add(rest % len)));
-            rest /= len;
-        }
-        (row * row_len, keys)
-    }
-
-    fn flush(&mut self) {
-        let inner = std::mem::take(&mut self.inner).map(signed);
-        self.sum = keys::add(self.sum, mul(mul(inner, self.piece.1), self.row.1));
-        self.room = ROOM;
-    }
-
-    /// Returns the digest of the new elements less that of the old ones.
-    pub fn finish(mut self) -> SumDigest {
-        self.flush();
-        SumDigest::from_lanes(self.sum)
     }
 }
 

@@ -1,5 +1,7 @@
 use super::*;
-use crate::digest::keys::{BIAS, LANES, add, fold};
+use crate::digest::SumChange;
+use crate::digest::change::ROOM;
+use crate::digest::keys::{BIAS, add, fold, key};
 use crate::random::word;
 use crate::tensor::TensorBuf;
 
@@ -88,8 +90,30 @@ fn every_type_and_rank_follows_the_definition() {
         let vector = TensorBuf::new(dtype, vec![1], scalar.data().to_vec()).unwrap();
         assert_eq!(SumDigest::of(scalar.view()), SumDigest::of(vector.view()), "{dtype}");
     }
-    let long = tensor(Dtype::Bf16, &[200_001], 3);
-    assert_eq!(SumDigest::of(long.view()), defined(long.view(), &[0]));
+    // Long rows, many rows, rows that are put together; enough for several tasks of the threads.
+    for (dtype, shape, start) in [
+        (Dtype::Bf16, &[200_001][..], &[65_500][..]),
+        (Dtype::U8, &[3, 66_000], &[0, 65_500]),
+        (Dtype::U8, &[2, 600_000], &[5, u64::MAX - 99_999]),
+        (Dtype::I16, &[66_000, 3], &[65_530, 1]),
+        (Dtype::F4E2M1, &[66_000, 5], &[3, 65_533]),
+        (Dtype::F32, &[70, 4, 3, 3], &[1, 65_534, 65_535, 2]),
+        (Dtype::F8E5M2, &[9, 5, 40], &[0; 3]),
+        (Dtype::U16, &[4, 1, 1100], &[65_533, 7, 9]),
+        (Dtype::F4E2M1, &[301, 333], &[0, 0]),
+    ] {
+        let long = tensor(dtype, shape, 3);
+        let found = SumDigest::of_shard(long.view(), start).unwrap();
+        assert_eq!(found, defined(long.view(), start), "{dtype} {shape:?}");
+        // Differences of many units, and of the last.
+        let mut other = tensor(dtype, shape, 4);
+        let bytes = other.data().len();
+        other.data_mut()[..bytes / 3].copy_from_slice(&long.data()[..bytes / 3]);
+        let mut change = SumChange::new(dtype, shape, start).unwrap();
+        change.add_difference(long.view(), other.view()).unwrap();
+        let expected = SumDigest::of_shard(other.view(), start).unwrap();
+        assert_eq!(found + change.finish(), expected, "{dtype} {shape:?}");
+    }
     // Indices of units wrap at 2^64.
     let far = tensor(Dtype::F64, &[2, 3], 4);
     let start = [u64::MAX - 2, u64::MAX / 4];
@@ -155,6 +179,9 @@ fn a_change_adds_what_its_elements_determine() {
             }
             let [before, after] = [&old, &new].map(|t| SumDigest::of_shard(t.view(), offsets).unwrap());
             let change = change.finish();
+            let mut difference = SumChange::new(dtype, shape, offsets).unwrap();
+            difference.add_difference(old.view(), new.view()).unwrap();
+            assert_eq!(difference.finish(), change, "{dtype} {shape:?}");
             assert_eq!((before + change, change), (after, after - before), "{dtype} {shape:?}");
         }
     }
@@ -168,6 +195,11 @@ fn a_change_adds_what_its_elements_determine() {
     let mut short = SumChange::new(Dtype::I16, &[2, 3], &[0, 0]).unwrap();
     assert!(short.add(5, 0, 1).is_ok() && short.add(6, 0, 1).is_err() && short.add(all, 0, 1).is_err());
     assert!(SumChange::new(Dtype::I16, &[2, 3], &[0]).is_err());
+    for (dtype, other) in [(Dtype::F32, &[2, 3][..]), (Dtype::I16, &[3, 2]), (Dtype::I16, &[6])] {
+        let [own, other] = [tensor(Dtype::I16, &[2, 3], 1), tensor(dtype, other, 1)];
+        assert!(short.add_difference(own.view(), other.view()).is_err());
+        assert!(short.add_difference(other.view(), other.view()).is_err());
+    }
     assert!(SumChange::new(Dtype::I16, &[u64::MAX, 3], &[0, 0]).is_err());
 }
 
