@@ -838,6 +838,7 @@ types:
             'coding::tokens': some_entropy
             'coding::symbols': some_entropy
             'coding::referenced': referenced
+            'coding::joined': joined
             _: opaque
   packed:
     seq:
@@ -861,6 +862,14 @@ types:
         valid: 0
       - id: rest
         type: opaque
+  joined:
+    seq:
+      - id: per
+        type: u1
+        valid:
+          any-of: [2, 4, 8]
+      - id: symbols
+        type: some_entropy
   signs:
     doc: Section 7.7.
     seq:
@@ -1025,6 +1034,7 @@ enums:
     1: tokens
     2: symbols
     3: referenced
+    4: joined
   sign_coding:
     0: plane
     1: predicted

@@ -488,6 +488,15 @@ def ints(r, count, tables, budget, highest=None, counts=()):
                 out.append(0 if s == 0 else 1 + (s - 1 + reference) % 255)
             else:
                 out.append((s + reference) % 256)
+    elif coding == 4:                               # joined
+        per = r.u8((2, 4, 8))
+        symbols = entropy(r, -(-count // per), False, tables, budget)
+        budget.alloc(count, 8, start)                                            # [LIM-2]
+        width = 8 // per
+        out = [s >> width * i & (1 << width) - 1 for s in symbols for i in range(per)]
+        if any(out[count:]):                                                     # [INT-7]
+            raise FormatError("nonzero_padding", start, "the last symbol holds more integers than there are")
+        del out[count:]
     else:                                           # [CNV-4]: the allowed values are a table of the registry
         raise FormatError("unsupported", start, f"coding {coding}")
     if highest is not None:

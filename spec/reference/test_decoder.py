@@ -315,6 +315,19 @@ class Codes(Case):
         data = bytes([3, 7, 2]) + sym([255]) + sym([0] * 7)
         self.refuses("out_of_range", d.ints, reader(data), 7, [], budget())
 
+    def test_joined(self):
+        freq = {0: 1024, 0x21: 1024, 0x53: 1024, 0xc3: 1024}
+        def of(per, symbols):
+            return bytes([4, per, 0]) + segment(symbols, freq, 0, rest=0)
+        cases = [(2, [0x21, 0x53, 0], [1, 2, 3, 5, 0]), (4, [0xc3, 0x21], [3, 0, 0, 3, 1, 0, 2]),
+                 (8, [0xc3, 0], [1, 1, 0, 0, 0, 0, 1, 1, 0])]
+        for per, symbols, numbers in cases:
+            self.assertEqual(d.ints(reader(of(per, symbols)), len(numbers), [], budget()), numbers)
+        self.refuses("nonzero_padding", d.ints, reader(of(2, [0, 0x21])), 3, [], budget())
+        self.refuses("out_of_range", d.ints, reader(of(2, [0x53])), 2, [], budget(), 4)
+        for per in (0, 1, 3, 16):
+            self.refuses("out_of_range", d.ints, reader(of(per, [0])), 1, [], budget())
+
     def test_rice(self):
         gaps, k = [0, 5, 17, 2, 40], 2
         def run(gaps, k):

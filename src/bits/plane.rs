@@ -1,5 +1,6 @@
 //! Bit planes: fields of fixed width side by side, and unary codes, from the lowest bit of each byte on.
 
+use crate::arch::{self, Kernel};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
@@ -87,6 +88,13 @@ fn pack<const WIDTH: usize>(out: &mut Vec<u8>, symbols: &[u8]) {
     debug_assert!(symbols.iter().all(|s| s >> WIDTH == 0));
     let start = out.len();
     out.resize(start + (symbols.len() * WIDTH).div_ceil(8), 0);
+    let (mut start, mut symbols) = (start, symbols);
+    if matches!(WIDTH, 1 | 2 | 4) {
+        let (rows, rest) = symbols.as_chunks::<64>();
+        let end = start + rows.len() * 8 * WIDTH;
+        arch::run(PackRows { width: WIDTH, rows, out: &mut out[start..end] });
+        (start, symbols) = (end, rest);
+    }
     let (eights, rest) = symbols.as_chunks::<8>();
     let (whole, tail) = out[start..].split_at_mut(eights.len() * WIDTH);
     let word = |symbols: &[u8]| symbols.iter().rev().fold(0, |word, &s| word << WIDTH | u64::from(s));
@@ -94,6 +102,88 @@ fn pack<const WIDTH: usize>(out: &mut Vec<u8>, symbols: &[u8]) {
         bytes.copy_from_slice(&word(eight).to_le_bytes()[..WIDTH]);
     }
     tail.copy_from_slice(&word(rest).to_le_bytes()[..tail.len()]);
+}
+
+/// Packs rows of 64 symbols of 1, 2 or 4 bits.
+struct PackRows<'a> {
+    width: usize,
+    rows: &'a [[u8; 64]],
+    out: &'a mut [u8],
+}
+
+impl Kernel for PackRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { width, rows, out } = self;
+        let (mut twos, mut fours) = ([0; 32], [0; 16]);
+        match width {
+            4 => rows.iter().zip(out.as_chunks_mut::<32>().0).for_each(|(row, out)| pack_pairs(row, 4, out)),
+            2 => {
+                for (row, out) in rows.iter().zip(out.as_chunks_mut::<16>().0) {
+                    pack_pairs(row, 2, &mut twos);
+                    pack_pairs(&twos, 4, out);
+                }
+            }
+            _ => {
+                for (row, out) in rows.iter().zip(out.as_chunks_mut::<8>().0) {
+                    pack_pairs(row, 1, &mut twos);
+                    pack_pairs(&twos, 2, &mut fours);
+                    pack_pairs(&fours, 4, out);
+                }
+            }
+        }
+    }
+}
+
+/// Packs pairs of symbols of `width` bits.
+#[inline(always)]
+fn pack_pairs<const N: usize>(symbols: &[u8], width: u32, out: &mut [u8; N]) {
+    for (packed, pair) in out.iter_mut().zip(symbols.as_chunks::<2>().0) {
+        *packed = pair[0] | pair[1] << width;
+    }
+}
+
+/// Inverts [`PackRows`].
+struct UnpackRows<'a> {
+    width: usize,
+    bytes: &'a [u8],
+    out: &'a mut [[u8; 64]],
+}
+
+impl Kernel for UnpackRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { width, bytes, out } = self;
+        let (mut twos, mut fours) = ([0; 32], [0; 16]);
+        match width {
+            4 => out.iter_mut().zip(bytes.as_chunks::<32>().0).for_each(|(row, b)| unpack_pairs(b, 4, row)),
+            2 => {
+                for (row, bytes) in out.iter_mut().zip(bytes.as_chunks::<16>().0) {
+                    unpack_pairs(bytes, 4, &mut twos);
+                    unpack_pairs(&twos, 2, row);
+                }
+            }
+            _ => {
+                for (row, bytes) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                    unpack_pairs(bytes, 4, &mut fours);
+                    unpack_pairs(&fours, 2, &mut twos);
+                    unpack_pairs(&twos, 1, row);
+                }
+            }
+        }
+    }
+}
+
+/// Inverts [`pack_pairs`].
+#[inline(always)]
+fn unpack_pairs<const N: usize>(bytes: &[u8], width: u32, out: &mut [u8; N]) {
+    for (pair, packed) in out.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+        *pair = [packed & ((1 << width) - 1), packed >> width];
+    }
 }
 
 /// Inverts [`put_packed`]: reads the fields of `bytes` into `out`. Missing bytes are zeros.
@@ -119,6 +209,13 @@ fn unpack_fields<const WIDTH: usize>(bytes: &[u8], out: &mut [u8]) {
         let word = u64::from_le_bytes(word);
         out.iter_mut().zip(0..).for_each(|(s, i)| *s = (word >> (WIDTH * i) & mask) as u8);
     };
+    let (mut bytes, mut out) = (bytes, out);
+    if matches!(WIDTH, 1 | 2 | 4) {
+        let (rows, _) = out.as_chunks_mut::<64>();
+        let whole = rows.len().min(bytes.len() / (8 * WIDTH));
+        arch::run(UnpackRows { width: WIDTH, bytes, out: &mut rows[..whole] });
+        (bytes, out) = (&bytes[whole * 8 * WIDTH..], &mut out[whole * 64..]);
+    }
     let (eights, rest) = out.as_chunks_mut::<8>();
     let (whole, tail) = bytes.split_at(bytes.len().min(eights.len() * WIDTH));
     for (eight, bytes) in eights.iter_mut().zip(whole.as_chunks::<WIDTH>().0) {
@@ -268,7 +365,7 @@ mod tests {
     #[test]
     fn packed_symbols_come_back() {
         for width in 0..=8u32 {
-            for len in [0, 1, 7, 8, 9, 64, 77] {
+            for len in [0, 1, 7, 8, 9, 64, 77, 128, 200] {
                 let symbols: Vec<u8> = (0..len).map(|i: u32| (i * 151 % (1 << width)) as u8).collect();
                 let (mut bytes, mut expected) = (Vec::new(), Vec::new());
                 put_packed(&mut bytes, &symbols, width);

@@ -1,5 +1,7 @@
 //! Division of an array of symbols into segments.
 
+use std::mem;
+
 use super::ints::{BY_GROUP, Coder};
 use super::{Counts, rans, tokens};
 use crate::arch::threads::each;
@@ -51,6 +53,21 @@ impl Tally {
         let parts = groups.iter().filter_map(|&len| rest.split_off(..len));
         let of_groups = parts.map(rans::count_few).collect();
         Self { len: symbols.len(), fine, groups, of_groups }
+    }
+
+    /// Counts symbols that hold `per` of `len` integers each, of 8 / `per` bits. Returns the counts of the
+    /// symbols and those of the integers.
+    pub(super) fn joined(symbols: &[u8], per: u8, len: usize) -> (Self, Self) {
+        let per = usize::from(per);
+        let of_symbols = each(symbols.chunks((1 << FINE_LOG) / per), rans::count_few);
+        let mut fine: Vec<[u32; 256]> = of_symbols.iter().map(|counts| fields(counts, per)).collect();
+        // Missing integers of the last symbol are zeros.
+        if let Some(last) = fine.last_mut() {
+            last[0] -= (symbols.len() * per - len) as u32;
+        }
+        let joined = of_symbols.chunks(per).map(|parts| sum(parts).map(|count| count as u32)).collect();
+        let of = |len, fine| Self { len, fine, groups: Vec::new(), of_groups: Vec::new() };
+        (of(symbols.len(), joined), of(len, fine))
     }
 
     /// Returns the counts of the tokens of these symbols.
@@ -124,6 +141,22 @@ pub(super) fn sum(counts: &[[u32; 256]]) -> Counts {
     total
 }
 
+/// Returns the counts of the fields of symbols with these counts, which hold `per` fields each.
+fn fields(symbols: &[u32; 256], per: usize) -> [u32; 256] {
+    let mut counts = *symbols;
+    // The fields are halved until they have their width.
+    let mut width = 8;
+    while width > 8 / per {
+        width /= 2;
+        let wide = mem::replace(&mut counts, [0; 256]);
+        for (high, row) in wide[..1 << (2 * width)].chunks(1 << width).enumerate() {
+            counts[high] += row.iter().sum::<u32>();
+            row.iter().zip(&mut counts).for_each(|(n, count)| *count += n);
+        }
+    }
+    counts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +185,21 @@ mod tests {
             fine.extend((len % 2 == 1).then_some(each(7..8, 1)));
             let cut = Cut::of(&coder, fine, len);
             assert_eq!(cut.segment_log, segment_log, "{len}");
+        }
+    }
+
+    #[test]
+    fn counts_of_integers_follow_from_those_of_symbols() {
+        for (per, len) in [(2, 40_001), (4, 70_000), (8, 140_003), (8, 5)] {
+            let values: Vec<u8> = (0..len)
+                .map(|i| (crate::random::word(4, 0, i) % 3) as u8 & u8::MAX >> (8 - 8 / per))
+                .collect();
+            let mut symbols = Vec::new();
+            crate::bits::put_packed(&mut symbols, &values, (8 / per).into());
+            let (joined, plain) = Tally::joined(&symbols, per, values.len());
+            assert_eq!(joined.fine, Tally::new(&symbols, &[]).fine, "{per} {len}");
+            assert_eq!(plain.fine, Tally::new(&values, &[]).fine, "{per} {len}");
+            assert_eq!((joined.len, plain.len), (symbols.len(), values.len()));
         }
     }
 

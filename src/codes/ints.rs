@@ -4,22 +4,30 @@
 use crate::arch::{pages, threads};
 use crate::bits::{PlaneWriter, put_packed, put_varint};
 use crate::codes::cut::{Cost, Cut, FINE_LOG, Tally, bits, sum};
+use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Entropy, tokens};
+use crate::limits::in_memory;
 
 pub(crate) const PACKED: u8 = 0;
 pub(super) const TOKENS: u8 = 1;
 pub(super) const SYMBOLS: u8 = 2;
 pub(super) const REFERENCED: u8 = 3;
+pub(super) const JOINED: u8 = 4;
 
 /// Value of `segment_log` for a segment for each group.
 pub(super) const BY_GROUP: u8 = 1;
 
 /// Every coding of integers by number, with its name in the registry.
-pub const CODINGS: [(u8, &str); 4] =
-    [(PACKED, "packed"), (TOKENS, "tokens"), (SYMBOLS, "symbols"), (REFERENCED, "referenced")];
+pub const CODINGS: [(u8, &str); 5] = [
+    (PACKED, "packed"),
+    (TOKENS, "tokens"),
+    (SYMBOLS, "symbols"),
+    (REFERENCED, "referenced"),
+    (JOINED, "joined"),
+];
 
 /// Meaning of an array of integers. Arrays of one role may share a frequency table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +39,8 @@ pub(crate) enum Role {
     Views,
     /// Wrong predictions of signs.
     Signs,
+    /// Joined integers, by their number in a symbol.
+    Joined(u8),
     Exponents,
     Residuals,
     References,
@@ -49,6 +59,8 @@ pub(crate) struct Coder<'a> {
     pub(crate) tables: &'a [Table],
     /// Receives the counts of each segment while the shared tables are still being chosen.
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
+    /// Whether segments are only as long as they will be about, with zeros for their bytes: for counts alone.
+    pub(crate) dry: bool,
     /// Number of symbols from which on a segment has 32 lanes.
     pub(crate) wide_from: usize,
     pub(crate) scratch: Scratch,
@@ -61,9 +73,13 @@ pub(crate) struct Scratch {
     pub(crate) symbols: Vec<u8>,
     /// Residuals of the symbols of [`SymbolPlan::Referenced`].
     residuals: Vec<u8>,
+    /// Symbols of joined integers.
+    joined: Vec<u8>,
     /// Codes and signs of values.
     pub(crate) codes: Vec<u8>,
     pub(crate) signs: Vec<u8>,
+    /// Signs of all elements of a tensor.
+    pub(crate) matrix: Vec<i8>,
     words: Vec<rans::Word>,
     segments: Vec<SegmentMemory>,
 }
@@ -74,7 +90,8 @@ impl<'a> Coder<'a> {
         tables: &'a [Table],
         record: Option<&'a mut Vec<(Role, Counts)>>,
     ) -> Self {
-        Self { entropy, tables, record, wide_from: rans::WIDE_FROM, scratch: Scratch::default() }
+        let (wide_from, scratch) = (rans::WIDE_FROM, Scratch::default());
+        Self { entropy, tables, record, dry: false, wide_from, scratch }
     }
 
     /// The number of segments whose counts are recorded.
@@ -117,6 +134,16 @@ impl<'a> Coder<'a> {
         cost.saturating_add(bits(32 + (32 << self.lanes_log(len, cost))))
     }
 
+    /// Calls `f` to code symbols of `per` integers each: a segment has 32 lanes from as many integers on as
+    /// otherwise.
+    pub(super) fn of_joined<T>(&mut self, per: u8, f: impl FnOnce(&mut Self) -> T) -> T {
+        let usually = self.wide_from;
+        self.wide_from /= usize::from(per);
+        let result = f(self);
+        self.wide_from = usually;
+        result
+    }
+
     /// Returns the binary logarithm of the number of lanes for a segment of `len` symbols of this cost.
     fn lanes_log(&self, len: usize, cost: Cost) -> u8 {
         let wide_from = if cost >= WIDE_COST { 256 } else { self.wide_from };
@@ -124,9 +151,9 @@ impl<'a> Coder<'a> {
     }
 }
 
-/// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.3 % of
+/// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.8 % of
 /// it.
-const WIDE_COST: Cost = bits(28 * 32 * 1000 / 3);
+const WIDE_COST: Cost = bits(28 * 32 * 1000 / 8);
 
 /// Appends `entropy(N)`; `values` are the integers behind the symbols if these are tokens.
 fn write_entropy(
@@ -206,6 +233,12 @@ fn write_segment(
 ) {
     let &SegmentSymbols { symbols, values, ref counts } = part;
     let (shared, cost) = coder.table_for(counts);
+    if coder.dry {
+        let raw = if values.is_some() { bits(tokens::raw_cost(counts)) } else { 0 };
+        let states = bits(16 + (32 << coder.lanes_log(symbols.len(), cost)));
+        let len = cost.saturating_add(raw).saturating_add(states).div_ceil(bits(8));
+        return out.resize(out.len() + in_memory(len), 0);
+    }
     let own;
     let table = match shared {
         Some(i) => {
@@ -328,10 +361,24 @@ pub(crate) fn write_small_grouped_ints(
     let width = 8 - values.iter().fold(0, |max, &v| v.max(max)).leading_zeros();
     if coder.entropy == Entropy::Auto {
         let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
-        let tally = Tally::new(values, groups);
+        let mut memory = std::mem::take(&mut coder.scratch.joined);
+        let (joined, tally) = match Joined::new(coder, values, width, &mut memory) {
+            Some((joined, tally)) if groups.is_empty() => (Some(joined), tally),
+            _ => (None, Tally::new(values, groups)),
+        };
         let by_tokens = Cut::cheapest(coder, tally.of_tokens());
         let by_symbols = Cut::cheapest(coder, tally);
         let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
+        let least = by_symbols.cost.min(token_cost);
+        let joined = joined.and_then(|joined| joined.worth(least, coder, values, &mut memory));
+        let joined = joined.filter(|joined| joined.cut.cost < packed);
+        if let Some(joined) = &joined {
+            write_joined(out, coder, joined, &memory);
+        }
+        coder.scratch.joined = memory;
+        if joined.is_some() {
+            return;
+        }
         if by_symbols.cost <= token_cost.min(packed) {
             out.push(SYMBOLS);
             return write_entropy(out, coder, role, values, None, &by_symbols);
@@ -347,12 +394,21 @@ pub(crate) fn write_small_grouped_ints(
     put_packed(out, values, width);
 }
 
+/// Appends joined integers, whose `symbols` these are.
+fn write_joined(out: &mut Vec<u8>, coder: &mut Coder<'_>, joined: &Joined, symbols: &[u8]) {
+    out.extend([JOINED, joined.per]);
+    let role = Role::Joined(joined.per);
+    coder.of_joined(joined.per, |coder| write_entropy(out, coder, role, symbols, None, &joined.cut));
+}
+
 /// Chosen coding of an array of bytes.
 pub(crate) enum SymbolPlan {
     /// Fields of this width in bits.
     Packed(u32),
     /// Entropy-coded symbols.
     Symbols(Cut),
+    /// Several integers in a symbol; the symbols are in the scratch memory of the coder.
+    Joined(Joined),
     /// Entropy-coded differences from references, which are in the scratch memory of the coder.
     Referenced(Box<Referenced>, Cut),
 }
@@ -369,22 +425,42 @@ impl SymbolPlan {
         }
         let packed = bits((symbols.len() as u64 * u64::from(width)).div_ceil(8) * 8 + 8);
         let mut residuals = std::mem::take(&mut coder.scratch.residuals);
-        let plan = Self::cheapest(coder, symbols, row_lens, &mut residuals, packed);
-        coder.scratch.residuals = residuals;
+        let mut joined = std::mem::take(&mut coder.scratch.joined);
+        let plan = match Joined::new(coder, symbols, width, &mut joined) {
+            None => Self::cheapest(coder, symbols, row_lens, &mut residuals, packed, None),
+            Some((by_joined, tally)) => {
+                let plain = Cut::cheapest(coder, tally);
+                let cost = plain.cost;
+                match Self::cheapest(coder, symbols, row_lens, &mut residuals, packed, Some(plain)) {
+                    Some(Self::Referenced(split, cut)) => Some(Self::Referenced(split, cut)),
+                    plan => by_joined
+                        .worth(cost, coder, symbols, &mut joined)
+                        .filter(|joined| joined.cut.cost < packed)
+                        .map(Self::Joined)
+                        .or(plan),
+                }
+            }
+        };
+        (coder.scratch.residuals, coder.scratch.joined) = (residuals, joined);
         plan.unwrap_or(Self::Packed(width))
     }
 
-    /// Finds a code that costs less than `packed`.
+    /// Finds a code without joined integers that costs less than `packed`. `counted`: the division of
+    /// `symbols`, if they were counted.
     fn cheapest(
         coder: &Coder<'_>,
         symbols: &[u8],
         row_lens: &[u64],
         residuals: &mut Vec<u8>,
         packed: Cost,
+        counted: Option<Cut>,
     ) -> Option<Self> {
-        let about = cost_about(coder, symbols);
-        let mut plain = about.is_none().then(|| Cut::new(coder, symbols));
+        let about = if counted.is_some() { None } else { cost_about(coder, symbols) };
+        let mut plain = counted.or_else(|| about.is_none().then(|| Cut::new(coder, symbols)));
         let limit = plain.as_ref().map(|plain| plain.cost).or(about).unwrap_or(packed).min(packed);
+        if plain.as_ref().is_some_and(|plain| is_noise(&sum(&plain.fine))) {
+            return plain.filter(|plain| plain.cost < packed).map(Self::Symbols);
+        }
         if let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit, residuals) {
             let residuals = pages::reused(residuals, symbols.len());
             let split = Referenced::split(symbols, row_len, columns, residuals);
@@ -414,6 +490,11 @@ impl SymbolPlan {
             Self::Symbols(cut) => {
                 out.push(SYMBOLS);
                 write_entropy(out, coder, role, symbols, None, cut);
+            }
+            Self::Joined(joined) => {
+                let symbols = std::mem::take(&mut coder.scratch.joined);
+                write_joined(out, coder, joined, &symbols);
+                coder.scratch.joined = symbols;
             }
             Self::Referenced(split, cut) => {
                 out.push(REFERENCED);
@@ -448,6 +529,13 @@ pub(crate) fn pays(coder: &Coder<'_>, symbols: &[u8]) -> bool {
     coder.table_for(&rans::count(symbols)).1 < whole - whole / 256
 }
 
+/// Whether bytes with these counts are almost as likely as each other, so that they have no references.
+fn is_noise(counts: &Counts) -> bool {
+    let whole = bits(8 * counts.iter().sum::<u64>());
+    let cost = Table::from_counts(counts).and_then(|table| table.cost(counts));
+    cost.is_some_and(|cost| cost >= whole - whole / 64)
+}
+
 fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
     let of = |r: &[u8]| Cut::new(coder, r).cost;
     of(&split.rows).saturating_add(of(&split.columns)).saturating_add(bits(32))
@@ -455,6 +543,8 @@ fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
 
 /// Symbols examined by the search for the best references.
 const SAMPLE: usize = 1 << 16;
+/// Symbols examined first, to leave out all references but two.
+const GLANCE: usize = 1 << 14;
 /// Pieces of the sample of [`cost_about`].
 const PIECES: usize = 8;
 
@@ -489,35 +579,34 @@ fn best_reference(
     residuals: &mut Vec<u8>,
 ) -> Option<(usize, bool)> {
     let n = symbols.len();
-    let mut best = (limit - limit / 128, None);
-    let mut try_one = |row_len: usize, columns: bool| {
-        // There must be at least two rows, and rows long enough to pay for a reference.
-        if row_len < 4 || row_len > n / 2 {
-            return;
-        }
-        let len = (SAMPLE / row_len).max(8).saturating_mul(row_len).min(n);
+    let mut cost_of = |sample: usize, row_len: usize, columns: bool| {
+        let len = (sample / row_len).max(8).saturating_mul(row_len).min(n);
         let start = (n - len) / 2 / row_len * row_len;
         let part = &symbols[start..start + len];
         let residuals = pages::reused(residuals, len);
         let split = Referenced::split(part, row_len, columns, residuals);
         let cost_of = |s: &[u8]| coder.table_for(&rans::count(s)).1;
         let of_rows = (u128::from(cost_of(&split.rows)) * n as u128 / len as u128) as Cost;
-        let cost = scaled(coder, symbols, residuals).saturating_add(of_rows).saturating_add(if columns {
-            cost_of(&split.columns)
-        } else {
-            0
-        });
-        if cost < best.0 {
-            best = (cost, Some((row_len, columns)));
-        }
+        let of_columns = if columns { cost_of(&split.columns) } else { 0 };
+        scaled(coder, symbols, residuals).saturating_add(of_rows).saturating_add(of_columns)
     };
-    for &row_len in row_lens.iter().take(4) {
-        let row_len = usize::try_from(row_len).unwrap_or(usize::MAX);
-        try_one(row_len, true);
-        try_one(row_len, false);
+    let row_lens = row_lens.iter().take(4).map(|&row_len| usize::try_from(row_len).unwrap_or(usize::MAX));
+    let mut candidates: Vec<(Cost, usize, bool)> = row_lens
+        .flat_map(|row_len| [(0, row_len, true), (0, row_len, false)])
+        .chain([(0, 64, false)])
+        // There must be at least two rows, and rows long enough to pay for a reference.
+        .filter(|&(_, row_len, _)| row_len >= 4 && row_len <= n / 2)
+        .collect();
+    if n > 2 * GLANCE && candidates.len() > 2 {
+        candidates
+            .iter_mut()
+            .for_each(|(cost, row_len, columns)| *cost = cost_of(GLANCE, *row_len, *columns));
+        candidates.sort_by_key(|candidate| candidate.0);
+        candidates.truncate(2);
     }
-    try_one(64, false);
-    best.1
+    candidates.iter_mut().for_each(|(cost, row_len, columns)| *cost = cost_of(SAMPLE, *row_len, *columns));
+    let best = candidates.into_iter().min_by_key(|candidate| candidate.0);
+    best.filter(|(cost, ..)| *cost < limit - limit / 128).map(|(_, row_len, columns)| (row_len, columns))
 }
 
 /// Returns the cost of `values` as `entropy(N)` over tokens with the coder's tables, raw bits included, in

@@ -3,6 +3,7 @@
 
 mod cut;
 mod ints;
+mod joined;
 mod lists;
 mod rans;
 mod read;

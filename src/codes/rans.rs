@@ -25,11 +25,16 @@ pub(crate) fn count(symbols: &[u8]) -> Counts {
 
 /// Counts fewer than 2^32 symbols.
 pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
-    // With eight tables, a run of one symbol does not wait for its last increment.
-    let mut tables = [[0u32; 256]; 8];
-    let (eights, rest) = symbols.as_chunks::<8>();
-    for eight in eights {
-        for (table, &symbol) in tables.iter_mut().zip(eight) {
+    // Clearing and adding many tables takes longer than counting few symbols.
+    if symbols.len() < 1 << 13 { count_in::<4>(symbols) } else { count_in::<8>(symbols) }
+}
+
+/// Counts symbols in several tables, so that a run of one symbol does not wait for its last increment.
+fn count_in<const TABLES: usize>(symbols: &[u8]) -> [u32; 256] {
+    let mut tables = [[0u32; 256]; TABLES];
+    let (rows, rest) = symbols.as_chunks::<TABLES>();
+    for row in rows {
+        for (table, &symbol) in tables.iter_mut().zip(row) {
             table[usize::from(symbol)] += 1;
         }
     }
@@ -64,8 +69,24 @@ pub(super) fn steps(table: &Table) -> [Step; 256] {
     let starts = table.starts();
     std::array::from_fn(|symbol| match table.freq(symbol as u8) {
         0 => Step::default(),
-        freq => Step { reciprocal: (1 << 44) / u64::from(freq) + 1, freq, start: starts[symbol].into() },
+        freq => Step { reciprocal: reciprocal(freq), freq, start: starts[symbol].into() },
     })
+}
+
+/// Returns the reciprocal of [`Step`], for a frequency above 0.
+#[inline]
+fn reciprocal(freq: u32) -> u64 {
+    /// Of every frequency: a division takes longer than the step itself.
+    static ALL: [u64; in_memory(1 << FREQ_BITS) + 1] = {
+        let mut all = [0; in_memory(1 << FREQ_BITS) + 1];
+        let mut freq = 1;
+        while freq < all.len() {
+            all[freq] = (1 << 44) / freq as u64 + 1;
+            freq += 1;
+        }
+        all
+    };
+    ALL[in_memory(freq.into())]
 }
 
 /// Appends the lanes, words and states of `symbols`. `counts` are their counts; `table` must contain all of
@@ -78,6 +99,13 @@ pub(crate) fn write(
     lanes_log: u8,
     memory: &mut Vec<Word>,
 ) {
+    if table.is_of_one() {
+        // Its only symbol changes no state.
+        out.push(lanes_log);
+        put_varint(out, 0);
+        (0..1 << lanes_log).for_each(|_| put_u32(out, INITIAL));
+        return;
+    }
     let steps = steps(table);
     // Words are filled from the end because they are read in reverse. A row is always stored whole.
     let words = pages::reused(memory, arch::rans::LANES + most_words(counts, table, symbols.len()));
@@ -238,6 +266,10 @@ impl<'a> Segment<'a> {
 
     /// Decodes the next symbols: a multiple of 32, or the last ones of the segment.
     pub(crate) fn fill(&mut self, out: &mut [u8]) {
+        if let Few { count: 1, symbols: [symbol, ..], .. } = self.slots.few {
+            // It changes no state.
+            return out.fill(symbol as u8);
+        }
         match self.lanes_log {
             0 => self.fill_lanes::<1>(arch::widest(), out),
             2 => self.fill_lanes::<4>(arch::widest(), out),
@@ -294,7 +326,7 @@ pub(crate) fn fill_all(mut segments: &mut [Segment<'_>], mut outs: &mut [&mut [u
 
 /// Decodes the first rows of several segments; returns the number of symbols of each.
 fn fill_rows<const N: usize>(segments: [&mut Segment<'_>; N], outs: [&mut [u8]; N]) -> usize {
-    if segments.iter().any(|segment| 1 << segment.lanes_log != MAX_LANES) {
+    if segments.iter().any(|segment| 1 << segment.lanes_log != MAX_LANES || segment.slots.few.count == 1) {
         return 0;
     }
     MAX_LANES * decode_rows(arch::widest(), segments, &mut outs.map(|out| out.as_chunks_mut().0))

@@ -2,7 +2,8 @@
 
 use crate::arch::{pages, threads};
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
-use crate::codes::ints::{BY_GROUP, PACKED, REFERENCED, SYMBOLS, TOKENS};
+use crate::codes::ints::{BY_GROUP, JOINED, PACKED, REFERENCED, SYMBOLS, TOKENS};
+use crate::codes::joined::{JoinedReader, read_per};
 use crate::codes::rans::{self, Segment};
 use crate::codes::reference::References;
 use crate::codes::table::Table;
@@ -24,7 +25,7 @@ const SIDE_BY_SIDE: usize = 4;
 const AHEAD: usize = 4 << 20;
 
 /// Symbols of `entropy(N)` that are decoded piece by piece.
-struct EntropyReader<'a> {
+pub(super) struct EntropyReader<'a> {
     /// The segments that were not begun.
     rest: Cursor<'a>,
     tables: &'a [Table],
@@ -41,7 +42,7 @@ struct EntropyReader<'a> {
 
 impl<'a> EntropyReader<'a> {
     /// Begins `entropy(N)`, and moves the cursor to its end.
-    fn new<'c: 'a>(cursor: &mut Cursor<'c>, tables: &'a [Table], n: u64) -> Result<Self> {
+    pub(super) fn new<'c: 'a>(cursor: &mut Cursor<'c>, tables: &'a [Table], n: u64) -> Result<Self> {
         let offset = cursor.offset();
         let log = cursor.u8()?;
         let rest = cursor.clone();
@@ -72,7 +73,7 @@ impl<'a> EntropyReader<'a> {
     }
 
     /// Decodes the next symbols: a multiple of 32, or the last ones.
-    fn fill(&mut self, mut out: &mut [u8]) -> Result<()> {
+    pub(super) fn fill(&mut self, mut out: &mut [u8]) -> Result<()> {
         while !out.is_empty() {
             if self.current.is_none() && self.has_ahead()? {
                 let ahead = &self.ahead[self.read..];
@@ -346,6 +347,7 @@ enum Source<'a> {
     Packed(u32, &'a [u8]),
     Symbols(EntropyReader<'a>),
     Referenced(References, EntropyReader<'a>),
+    Joined(JoinedReader<'a>),
     /// All symbols, and the number of those that were read.
     Decoded(Vec<u8>, usize),
 }
@@ -380,6 +382,7 @@ impl<'a> SymbolReader<'a> {
                 residuals.fill(out)?;
                 references.add_to(out);
             }
+            Source::Joined(joined) => joined.fill(out)?,
             Source::Decoded(symbols, at) => {
                 out.copy_from_slice(&symbols[*at..*at + out.len()]);
                 *at += out.len();
@@ -408,6 +411,10 @@ impl<'a> Source<'a> {
                 *cursor = ahead;
                 let references = read_references(cursor, decoder, n)?;
                 Ok(Self::Referenced(references, EntropyReader::new(cursor, decoder.tables, n)?))
+            }
+            JOINED => {
+                *cursor = ahead;
+                Ok(Self::Joined(JoinedReader::new(cursor, decoder.tables, n)?))
             }
             PACKED if ahead.clone().u8()? <= 8 => {
                 *cursor = ahead;
@@ -534,6 +541,10 @@ pub(crate) fn validate_grouped_ints(cursor: &mut Cursor<'_>, n: u64, groups: &[u
                 validate_entropy(cursor, row_len, false, &[])?;
             }
             validate_entropy(cursor, n, false, &[])
+        }
+        JOINED => {
+            let per = read_per(cursor)?;
+            validate_entropy(cursor, n.div_ceil(per.into()), false, &[])
         }
         other => Err(Error::unsupported("coding", other.into(), offset)),
     }

@@ -1,5 +1,6 @@
 //! Normative construction of frequency tables (spec, section 7.2), shared by both directions.
 
+use crate::arch::{self, Kernel};
 use crate::bits::{Cursor, PlaneReader, PlaneWriter};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -29,29 +30,18 @@ impl Table {
         let total: u64 = counts.iter().sum();
         let first = counts.iter().position(|&c| c > 0)?;
         let last = counts.iter().rposition(|&c| c > 0)?;
-        // The first of the most frequent symbols; `max_by_key` alone would return the last.
-        let rest = (first..=last).rev().max_by_key(|&s| counts[s])?;
-        let distinct = counts.iter().filter(|&&c| c > 0).count() as u64;
-        let scale = u64::from(TOTAL) - distinct;
-        let mut freq = [0u16; 256];
-        let mut fill = |round: fn(u32) -> u32| {
-            let mut sum = 0;
-            for symbol in (first..=last).filter(|&s| s != rest && counts[s] > 0) {
-                // Dividing 128 bits takes several times as long.
-                let exact = match counts[symbol].checked_mul(scale) {
-                    Some(product) => product / total,
-                    None => (u128::from(counts[symbol]) * u128::from(scale) / u128::from(total)) as u64,
-                };
-                let coded = round((exact as u32).max(1));
-                freq[symbol] = coded as u16;
-                sum += coded;
-            }
-            freq[rest] = TOTAL.saturating_sub(sum) as u16;
-            sum < TOTAL
-        };
-        if !fill(round_to_nearest) {
-            fill(round_down);
+        // The first of the most frequent symbols.
+        let most = counts.iter().fold(0, |most, &c| c.max(most));
+        let rest = counts.iter().position(|&c| c == most)?;
+        let distinct: u64 = counts.iter().map(|&c| u64::from(c > 0)).sum();
+        let (mut exact, mut freq) = ([0; 256], [0; 256]);
+        arch::run(Shares { counts, scale: u64::from(TOTAL) - distinct, total, exact: &mut exact });
+        exact[rest] = 0;
+        let mut sum = arch::run(Rounded { exact: &exact, half: HALF, freq: &mut freq });
+        if sum >= TOTAL {
+            sum = arch::run(Rounded { exact: &exact, half: 0, freq: &mut freq });
         }
+        freq[rest] = TOTAL.saturating_sub(sum) as u16;
         Some(Self { freq, first: first as u8, last: last as u8, rest: rest as u8 })
     }
 
@@ -130,6 +120,11 @@ impl Table {
         self.freq[usize::from(symbol)].into()
     }
 
+    /// Whether the table has only one symbol.
+    pub(crate) fn is_of_one(&self) -> bool {
+        self.first == self.last
+    }
+
     /// Returns, for each symbol, the sum of the frequencies of all smaller symbols.
     pub(crate) fn starts(&self) -> [u16; 256] {
         let mut sum = 0;
@@ -152,30 +147,77 @@ impl Table {
     /// Returns the cost of symbols with these `counts`, in 1/65536 bit; `None` if the table lacks one of
     /// them.
     pub(crate) fn cost(&self, counts: &Counts) -> Option<u64> {
-        let mut cost = 0u64;
-        for (symbol, &count) in counts.iter().enumerate().filter(|(_, c)| **c > 0) {
-            match self.freq[symbol] {
-                0 => return None,
-                freq => {
-                    cost = cost.saturating_add(count.saturating_mul(u64::from(LOG_COST[usize::from(freq)])))
-                }
-            }
+        let range = usize::from(self.first)..=usize::from(self.last);
+        let outside = counts[..*range.start()].iter().chain(&counts[*range.end() + 1..]);
+        if outside.fold(0, |any, count| any | count) != 0 {
+            return None;
         }
-        Some(cost)
+        let (mut cost, mut missing) = (0u64, false);
+        for (&count, &freq) in counts[range.clone()].iter().zip(&self.freq[range]) {
+            missing |= freq == 0 && count > 0;
+            cost = cost.saturating_add(count.saturating_mul(LOG_COST[usize::from(freq)].into()));
+        }
+        if missing { None } else { Some(cost) }
     }
 }
 
-fn round_down(freq: u32) -> u32 {
-    let spare = freq.ilog2().saturating_sub(MANTISSA_BITS);
-    freq >> spare << spare
+/// Computes `max(1, count * scale / total)` of each symbol that occurs, and 0 of the others.
+struct Shares<'a> {
+    counts: &'a Counts,
+    scale: u64,
+    total: u64,
+    exact: &'a mut [u32; 256],
 }
 
-fn round_to_nearest(freq: u32) -> u32 {
-    let spare = freq.ilog2().saturating_sub(MANTISSA_BITS);
-    if spare == 0 {
-        return freq;
+impl Kernel for Shares<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { counts, scale, total, exact } = self;
+        if total >= 1 << 32 {
+            for (exact, &count) in exact.iter_mut().zip(counts) {
+                let share = u128::from(count) * u128::from(scale) / u128::from(total);
+                *exact = if count > 0 { (share as u32).max(1) } else { 0 };
+            }
+            return;
+        }
+        // Divisions of floats have vector forms. The product is exact, and the quotient below 2^12: rounded,
+        // it falls short of the next integer by 2^-32, or is one.
+        let (scale, total) = (scale as f64, total as f64);
+        for (exact, &count) in exact.iter_mut().zip(counts) {
+            let share = (f64::from(count as u32) * scale / total) as i32 as u32;
+            *exact = if count > 0 { share.max(1) } else { 0 };
+        }
     }
-    (freq + (1 << (spare - 1))) >> spare << spare
+}
+
+/// Half of the last place of a float's mantissa if that has [`MANTISSA_BITS`].
+const HALF: u32 = 1 << (22 - MANTISSA_BITS);
+
+/// Rounds each frequency to one that a table can represent, after adding `half` to its mantissa, and returns
+/// the sum. A float of 32 bits holds a frequency exactly, with the mantissa in its highest bits.
+struct Rounded<'a> {
+    exact: &'a [u32; 256],
+    half: u32,
+    freq: &'a mut [u16; 256],
+}
+
+impl Kernel for Rounded<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn call(self) -> u32 {
+        let mut sum = 0;
+        for (freq, &exact) in self.freq.iter_mut().zip(self.exact) {
+            let bits = (exact as i32 as f32).to_bits() + self.half;
+            let rounded = f32::from_bits(bits & !(2 * HALF - 1)) as i32 as u32;
+            // Half of nothing is nothing.
+            *freq = rounded as u16;
+            sum += rounded;
+        }
+        sum
+    }
 }
 
 /// `-log2(f / 4096)` in units of 1/65536 bit for each frequency f. An integer logarithm, so that every
@@ -329,6 +371,49 @@ mod tests {
     /// Number of symbols that occur.
     fn pairs_of(counts: &Counts) -> u32 {
         counts.iter().map(|&c| u32::from(c > 0)).sum()
+    }
+
+    /// The canonical table as section 7.2 defines it.
+    fn by_definition(counts: &Counts) -> [u32; 256] {
+        let round = |freq: u32, up: bool| {
+            let spare = freq.ilog2().saturating_sub(MANTISSA_BITS);
+            (freq + if up && spare > 0 { 1 << (spare - 1) } else { 0 }) >> spare << spare
+        };
+        let total: u128 = counts.iter().map(|&c| u128::from(c)).sum();
+        let distinct = counts.iter().filter(|c| **c > 0).count() as u128;
+        let most = counts.iter().max().unwrap();
+        let rest = counts.iter().position(|c| c == most).unwrap();
+        let coded = |up| {
+            let each = |s: usize| match counts[s] {
+                0 => 0,
+                _ if s == rest => 0,
+                c => round(((u128::from(c) * (4096 - distinct) / total) as u32).max(1), up),
+            };
+            std::array::from_fn(each)
+        };
+        let mut freqs: [u32; 256] = coded(true);
+        if freqs.iter().sum::<u32>() > 4095 {
+            freqs = coded(false);
+        }
+        freqs[rest] = 4096 - freqs.iter().sum::<u32>();
+        freqs
+    }
+
+    #[test]
+    fn tables_are_those_of_the_definition() {
+        let word = |case: u64, i: u64| u64::from(crate::random::word(6, case, i));
+        for case in 0..600 {
+            let (kinds, shift) = (1 + word(case, 1000) % 256, word(case, 1001) % 32);
+            let wide = if case % 7 == 0 { 20 } else { 0 };
+            let mut counts = [0; 256];
+            for i in 0..kinds {
+                let count = (word(case, i) >> shift >> (word(case, 300 + i) % 20)).min((1 << 24) - 1);
+                counts[(i * 77 % 256) as usize] = count << wide;
+            }
+            counts[word(case, 1002) as usize % 256] += 1 + (word(case, 1003) & 0xffff);
+            let table = Table::from_counts(&counts).unwrap();
+            assert_eq!(std::array::from_fn(|s| table.freq(s as u8)), by_definition(&counts), "{case}");
+        }
     }
 
     #[test]

@@ -252,6 +252,24 @@ impl Chunk<'_, '_> {
         }
     }
 
+    /// Calls `visit` with the index of each piece's first element in the tensor, and with the piece: `step`
+    /// elements, or fewer at the end. Stops where `visit` returns false, and returns whether it never did.
+    pub(super) fn pieces(self, step: usize, mut visit: impl FnMut(usize, &mut [f32]) -> bool) -> bool {
+        let mut after = self.after;
+        let mut scratch = vec![0.0; if after.is_some() { 0 } else { step.min(self.len) }];
+        (0..self.len).step_by(step).all(|at| {
+            let len = step.min(self.len - at);
+            let piece = match &mut after {
+                Some(after) => &mut after[at..at + len],
+                None => &mut scratch[..len],
+            };
+            self.source.read(self.start + at, piece);
+            // The beginning of the next piece arrives while this one is visited; the rest follows from it.
+            self.source.prefetch(self.start + at + len);
+            visit(self.start + at, piece)
+        })
+    }
+
     /// Calls `visit` with the index of the chunk's first element in the tensor, and with all elements.
     pub(super) fn whole<T>(self, visit: impl FnOnce(usize, &mut [f32]) -> T) -> T {
         let mut scratch = Vec::new();

@@ -1,5 +1,6 @@
 //! Levels of a quantiser times a norm per group (spec, values/levels.md).
 
+use crate::arch::{self, Kernel, lookup};
 use crate::bits::{Cursor, put_varint, unzigzag, zigzag};
 use crate::block::values::{
     Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
@@ -226,6 +227,7 @@ impl Kind for Levels {
 }
 
 /// Returns the number of a level of a group with this norm (spec, values/levels.md).
+#[inline(always)]
 pub(crate) fn number_of(spacing: Spacing, max_level: u32, norm: f64, level: i32) -> f32 {
     to_number(match (spacing, level) {
         (Spacing::Uniform, l) => norm * f64::from(l) / f64::from(max_level),
@@ -236,6 +238,33 @@ pub(crate) fn number_of(spacing: Spacing, max_level: u32, norm: f64, level: i32)
             f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
         }
     })
+}
+
+/// Computes the numbers of the first codes.
+struct FewNumbers<'a> {
+    spacing: Spacing,
+    max_level: u32,
+    norm: f64,
+    table: &'a mut [f32],
+}
+
+impl Kernel for FewNumbers<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { spacing, max_level, norm, table } = self;
+        // A condition outside of the loop leaves a loop of vectors.
+        if spacing == Spacing::Uniform {
+            for (number, code) in table.iter_mut().zip(0..) {
+                *number = number_of(Spacing::Uniform, max_level, norm, level_of(code));
+            }
+        } else {
+            for (number, code) in table.iter_mut().zip(0..) {
+                *number = number_of(Spacing::Natural, max_level, norm, level_of(code));
+            }
+        }
+    }
 }
 
 /// The largest `max_level` whose codes are read as bytes.
@@ -269,6 +298,7 @@ impl Levels {
         let largest = (2 * head.max_level) as u8;
         let mut reader = SymbolReader::new(cursor, decoder, space.count, largest)?;
         let (mut codes, mut table) = ([0; PIECE], [0.0; 256]);
+        let form = arch::widest();
         put_numbers(space.dtype, out, |start, numbers| {
             let codes = &mut codes[..numbers.len()];
             reader.fill(codes)?;
@@ -277,7 +307,13 @@ impl Levels {
                 let number = |code: u8| head.number(norm, level_of(code));
                 let range = range.start - start..range.end - start;
                 let (codes, numbers) = (&codes[range.clone()], &mut numbers[range]);
-                if codes.len() <= usize::from(largest) {
+                if usize::from(largest) < lookup::ENTRIES {
+                    let Some(table) = table.first_chunk_mut() else { return };
+                    let few = if largest < 16 { &mut table[..16] } else { &mut table[..] };
+                    let (spacing, max_level) = (head.spacing, head.max_level);
+                    arch::run(FewNumbers { spacing, max_level, norm, table: few });
+                    lookup::numbers(form, table, codes, numbers);
+                } else if codes.len() <= usize::from(largest) {
                     numbers.iter_mut().zip(codes).for_each(|(n, &code)| *n = number(code));
                 } else {
                     table.iter_mut().zip(0..=largest).for_each(|(n, code)| *n = number(code));

@@ -313,6 +313,7 @@ fn put_numbers(
 
 /// Rounds the result of arithmetic to a number. Any NaN becomes the spec's one NaN, as processors choose
 /// different ones.
+#[inline(always)]
 pub(crate) fn to_number(result: f64) -> f32 {
     if result.is_nan() { f32::from_bits(0x7fc0_0000) } else { result as f32 }
 }

@@ -95,6 +95,63 @@ fn limits_hold_before_memory_is_taken() {
     assert_eq!(e.name(), "limit");
 }
 
+/// Independent integers below `below`, the first of them much likelier.
+fn skewed(below: u32, len: u64) -> Vec<u8> {
+    let word = |i| crate::random::word(3, 0, i);
+    (0..len).map(|i| (word(i) % below * u32::from(word(i + len).is_multiple_of(3))) as u8).collect()
+}
+
+#[test]
+fn many_integers_of_few_bits_are_joined() {
+    let cases = [(2, 4, 300_003), (3, 4, 800_002), (3, 2, 100_001), (4, 2, 300_001), (7, 2, 200_001)];
+    for (below, per, len) in cases {
+        let values = skewed(below, len);
+        let (mut of_ints, mut of_symbols) = (Vec::new(), Vec::new());
+        write_small_ints(&mut of_ints, &mut coder(&[]), Role::Levels, &values);
+        write_symbols(&mut of_symbols, &mut coder(&[]), Role::Codes, &values, &[]);
+        assert!(of_ints == of_symbols);
+        assert_eq!(of_ints[..2], [JOINED, per], "{below}");
+        let mut plain = Vec::new();
+        write_entropy_symbols(&mut plain, &mut coder(&[]), Role::Codes, &values);
+        assert!(of_ints.len() <= plain.len() + plain.len() / 1000 * 3, "{} {}", of_ints.len(), plain.len());
+        assert!(read(&of_ints, &[], |c, d| read_symbols(c, d, len, 255)).unwrap() == values);
+        // Too few for another table, and more bits than symbols have room for.
+        for values in [&values[..4_000], &[values.as_slice(), &[16]].concat()] {
+            let mut bytes = Vec::new();
+            write_small_ints(&mut bytes, &mut coder(&[]), Role::Levels, values);
+            assert_ne!(bytes[0], JOINED, "{below} {}", values.len());
+        }
+    }
+}
+
+/// Equal patterns cost nothing joined, and bits for each integer otherwise.
+#[test]
+fn joined_integers_have_a_table_of_their_combinations() {
+    let values: Vec<u8> = (0..20_000).map(|i| (i % 4) as u8).collect();
+    let mut bytes = Vec::new();
+    write_small_ints(&mut bytes, &mut coder(&[]), Role::Levels, &values);
+    assert_eq!((&bytes[..2], bytes.len() < 40), (&[JOINED, 4][..], true));
+    let values: Vec<u8> = (0..20_000).map(|i| (i % 8 / 7) as u8).collect();
+    bytes.clear();
+    write_small_ints(&mut bytes, &mut coder(&[]), Role::Levels, &values);
+    assert_eq!((&bytes[..2], bytes.len() < 40), (&[JOINED, 8][..], true));
+    let mut packed = Vec::new();
+    write_small_ints(&mut packed, &mut Coder::new(Entropy::Packed, &[], None), Role::Levels, &values);
+    assert_eq!(packed[..2], [PACKED, 1]);
+}
+
+/// Integers that cost their bits in every code are packed.
+#[test]
+fn joined_integers_save_bits() {
+    for bits in [1, 2, 4] {
+        let values: Vec<u8> =
+            (0..300_000).map(|i| (crate::random::word(5, 0, i) >> (32 - bits)) as u8).collect();
+        let mut bytes = Vec::new();
+        write_small_ints(&mut bytes, &mut coder(&[]), Role::Levels, &values);
+        assert_eq!(bytes[..2], [PACKED, bits as u8]);
+    }
+}
+
 /// Returns runs of symbols, each of a symbol and its number.
 fn runs(of: &[(u8, usize)]) -> Vec<u8> {
     of.iter().flat_map(|&(symbol, len)| std::iter::repeat_n(symbol, len)).collect()
@@ -213,6 +270,22 @@ fn fields_have_the_width_of_the_largest_integer() {
             write_ints(&mut bytes, &mut coder, Role::Levels, values);
             assert_eq!(bytes, expected, "{entropy:?}");
         }
+    }
+}
+
+#[test]
+fn dry_segments_are_about_as_long_as_real_ones() {
+    let values: Vec<u64> = (0..50_000).map(|i| u64::from(crate::random::word(8, 0, i)) >> (i % 30)).collect();
+    for len in [1, 300, 5000, 50_000] {
+        let [real, dry] = [false, true].map(|dry| {
+            let (mut out, mut record) = (Vec::new(), Vec::new());
+            let mut coder = Coder::new(Entropy::Auto, &[], Some(&mut record));
+            coder.dry = dry;
+            write_entropy_tokens(&mut out, &mut coder, Role::Gaps, &values[..len]);
+            (out.len(), record)
+        });
+        assert!(real.0.abs_diff(dry.0) <= 16 + real.0 / 200, "{len}: {} and {}", real.0, dry.0);
+        assert!(real.1 == dry.1 && !dry.1.is_empty());
     }
 }
 

@@ -263,3 +263,36 @@ fn references_have_segments_too() {
     validated(&bytes, 2049, &[]).unwrap();
     assert_eq!(read(&bytes, |c, d| read_symbols(c, d, 2049, 255)).unwrap(), [4; 2049]);
 }
+
+/// Joined integers of every segmentation come back, whole and piece by piece; INT-7 holds in each way.
+#[test]
+fn integers_come_back_from_their_symbols() {
+    for (per, lanes_log) in [(2u8, 5), (4, 2), (8, 0)] {
+        let width = 8 / u32::from(per);
+        let len = 3 * PIECE + 2 * usize::from(per) - 1;
+        let values: Vec<u8> =
+            (0..len as u64).map(|i| (crate::random::word(9, 0, i) >> (32 - width)) as u8).collect();
+        let mut symbols = Vec::new();
+        put_packed(&mut symbols, &values, width);
+        let n = values.len() as u64;
+        let expected = widened(&values);
+        for entropy in [joined(0, &[segment(&symbols, lanes_log)]), segmented(&symbols, 10, lanes_log)] {
+            let bytes = with_coding(JOINED, &with_coding(per, &entropy));
+            assert!(in_each_way(&bytes, n, &[]).into_iter().all(|read| read.unwrap() == expected), "{per}");
+            validated(&bytes, n, &[]).unwrap();
+            assert!(in_each_way(&bytes, n + u64::from(per), &[]).iter().all(Result::is_err));
+        }
+        *symbols.last_mut().unwrap() |= 0x80;
+        let bytes = with_coding(JOINED, &with_coding(per, &joined(0, &[segment(&symbols, lanes_log)])));
+        for read in in_each_way(&bytes, n, &[]) {
+            assert_eq!(read.unwrap_err().name(), "nonzero_padding", "{per}");
+        }
+        // The last symbol has no padding.
+        assert!(in_each_way(&bytes, n + 1, &[]).into_iter().all(|read| read.is_ok()));
+    }
+    for per in [0, 1, 3, 5, 16] {
+        let bytes = with_coding(JOINED, &with_coding(per, &joined(0, &[segment(&[1; 4], 0)])));
+        assert!(in_each_way(&bytes, 4, &[]).into_iter().all(|read| outside(read).is_some()), "{per}");
+        assert!(outside(validated(&bytes, 4, &[])).is_some());
+    }
+}

@@ -283,12 +283,16 @@ impl<L: Level> Kernel for Draw<'_, L> {
         if norm == 0.0 {
             return levels.fill(L::default());
         }
-        let mut words = [0; RUN];
+        let near = Near::new(spacing, max_level, norm);
+        let mut words = [0; BLOCK];
         for ((at, values), levels) in
-            (start..).step_by(RUN).zip(values.chunks(RUN)).zip(levels.chunks_mut(RUN))
+            (start..).step_by(BLOCK).zip(values.chunks(BLOCK)).zip(levels.chunks_mut(BLOCK))
         {
             let words = &mut words[..values.len()];
             random::fill_words(seed, tensor, at, words);
+            if near.is_some_and(|near| draw_surely(near, values, words, levels)) {
+                continue;
+            }
             let each = values.iter().zip(words.iter()).zip(levels);
             match spacing {
                 Spacing::Uniform => {
@@ -305,6 +309,84 @@ impl<L: Level> Kernel for Draw<'_, L> {
             }
         }
     }
+}
+
+/// Elements of a block of [`draw_surely`].
+const BLOCK: usize = 128;
+
+/// How a draw is approximated.
+#[derive(Clone, Copy)]
+enum Near {
+    /// A magnitude times this is a uniform level in units of 2^-16.
+    Uniform(f32),
+    /// A magnitude times `ratio` is its part of the norm. Natural levels are in units of 2^-23: those of the
+    /// least power, which has the bits `least`, are the part times `of_least`.
+    Natural { ratio: f32, least: i32, of_least: f32 },
+}
+
+impl Near {
+    /// Returns the approximation for a norm; `None` if numbers of 32 bits do not suffice.
+    #[inline(always)]
+    fn new(spacing: Spacing, s: u32, norm: f32) -> Option<Self> {
+        let near = match spacing {
+            Spacing::Uniform if s < 64 => Self::Uniform((f64::from(s << 16) / f64::from(norm)) as f32),
+            Spacing::Natural if s <= 100 => Self::Natural {
+                ratio: (1.0 / f64::from(norm)) as f32,
+                least: (128 - s as i32) << 23,
+                of_least: f32::from_bits((127 + 23 + s - 1) << 23),
+            },
+            _ => return None,
+        };
+        let (Self::Uniform(factor) | Self::Natural { ratio: factor, .. }) = near;
+        (factor < f32::INFINITY).then_some(near)
+    }
+}
+
+/// Draws levels by numbers of 32 bits, in half the time, and returns whether all of them are surely those of
+/// [`uniform_level`] and [`natural_level`].
+///
+/// The definition rounds the exact level y up if the random word w, as a part of 1, is less than the fraction
+/// of y: the result is `ceil(y - w)`. In units of 2^-b, let q be an integer within e of y, and v the first b
+/// bits of w. Then y - w is in (q - v - e - 1, q - v + e], and the result is sure if both ends have the same
+/// one. Uniform levels: b = 16. Two roundings of 2^-24 move y by less than 64 * 2^16 * 2^-23 = 1/2, and the
+/// rounding to an integer by 1/2 more: e < 2. Natural levels: b = 23, and q is what the bits of y as a float
+/// are above those of the least power, a linear scale between powers; two roundings of 2^-24 are at most 2
+/// units of the last place in the binade of y, 4 in the one below, and the same near the least power, below
+/// which the scale continues with one slope: e < 6.
+#[inline(always)]
+fn draw_surely<L: Level>(near: Near, values: &[f32], words: &[u32], levels: &mut [L]) -> bool {
+    let mut unsure = 0;
+    match near {
+        Near::Uniform(factor) => {
+            for ((x, word), level) in values.iter().zip(words).zip(levels) {
+                // The low bits of the sum hold the product rounded to an integer.
+                let q = (x.abs() * factor + ROUNDER).to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
+                let from = q - (word >> 16) as i32;
+                unsure |= ceil(from - 3, 16) ^ ceil(from + 2, 16);
+                *level = L::of(with_sign(ceil(from, 16), *x));
+            }
+        }
+        Near::Natural { ratio, least, of_least } => {
+            for ((x, word), level) in values.iter().zip(words).zip(levels) {
+                let y = x.abs() * ratio;
+                let small = (y * of_least + POWER_23).to_bits().wrapping_sub(POWER_23.to_bits()) as i32;
+                let large = (y.to_bits() as i32).wrapping_sub(least).wrapping_add(1 << 23);
+                let from = if (y.to_bits() as i32) < least { small } else { large } - (word >> 9) as i32;
+                unsure |= ceil(from - 7, 23) ^ ceil(from + 6, 23);
+                *level = L::of(with_sign(ceil(from, 23), *x));
+            }
+        }
+    }
+    unsure == 0
+}
+
+/// 2^23: the low bits of its sum with a smaller number hold that number rounded to an integer.
+const POWER_23: f32 = 8_388_608.0;
+
+/// Returns `x` / 2^`bits` rounded up.
+#[inline(always)]
+fn ceil(x: i32, bits: u32) -> i32 {
+    (x + ((1 << bits) - 1)) >> bits
 }
 
 /// Returns `level` with the sign of `x`.
@@ -356,11 +438,12 @@ fn limit(values: &mut [f32], clip: f32) {
 /// finite.
 fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [f32])) -> bool {
     let (dtype, feedback) = (chunk.source.dtype, chunk.has_feedback());
-    chunk.whole(|start, values| {
+    let group = usize::try_from(group).unwrap_or(usize::MAX);
+    let step = group.saturating_mul((4 * RUN / group).max(1));
+    chunk.pieces(step, |start, values| {
         if !arch::run(AllFinite(values)) {
             return false;
         }
-        let group = usize::try_from(group).unwrap_or(usize::MAX);
         let mut at = start;
         for values in values.chunks_mut(group) {
             let before = if feedback { values.to_vec() } else { Vec::new() };
@@ -478,5 +561,52 @@ mod tests {
                 assert!(levels.iter().zip(codes).filter(|(_, l)| fits(l)).all(|(c, l)| level_of(*c) == l));
             }
         }
+    }
+
+    /// Elements that are next to the draw's decision, where an error of the approximation would show.
+    #[test]
+    fn sure_levels_are_those_of_the_definition() {
+        let part = |stream: u64, i: u64| f64::from(random::word(9, stream, i)) / WORDS;
+        for (spacing, s, unit) in [
+            (Spacing::Uniform, 1, 65_536.0),
+            (Spacing::Uniform, 7, 65_536.0),
+            (Spacing::Uniform, 63, 65_536.0),
+            (Spacing::Natural, 1, 8_388_608.0),
+            (Spacing::Natural, 8, 8_388_608.0),
+            (Spacing::Natural, 100, 8_388_608.0),
+        ] {
+            let (mut sure, mut unsure) = (0, 0);
+            for i in 0..100_000 {
+                let norm = f32::from_bits(random::word(9, 0, i) % (60 << 23) + (100 << 23));
+                let word = random::word(9, 1, i);
+                let near_word = f64::from(word) / WORDS + (40.0 * part(2, i) - 20.0) / unit;
+                let level = (f64::from(random::word(9, 3, i) % s) + near_word).clamp(0.0, s.into());
+                let of_norm = match spacing {
+                    Spacing::Uniform => level / f64::from(s),
+                    Spacing::Natural if level < 1.0 => level * 2f64.powi(1 - s as i32),
+                    Spacing::Natural => (1.0 + level.fract()) * 2f64.powi(level as i32 - s as i32),
+                };
+                let x = ((of_norm * f64::from(norm)) as f32).min(norm).copysign(part(4, i) as f32 - 0.5);
+                let (near, mut levels) = (Near::new(spacing, s, norm).unwrap(), [0i32]);
+                if draw_surely(near, &[x], &[word], &mut levels) {
+                    assert_eq!(
+                        levels[0],
+                        plainly(spacing, x, norm, s, word),
+                        "{spacing:?} {s}: {x} of {norm}"
+                    );
+                    sure += 1;
+                } else {
+                    unsure += 1;
+                }
+            }
+            assert!(sure > 20_000 && unsure > 10_000, "{spacing:?} {s}: {sure} sure, {unsure} not");
+        }
+        let tiny = f32::from_bits(1);
+        assert!(
+            Near::new(Spacing::Uniform, 1, tiny).is_none() && Near::new(Spacing::Natural, 1, tiny).is_none()
+        );
+        assert!(
+            Near::new(Spacing::Uniform, 64, 1.0).is_none() && Near::new(Spacing::Natural, 101, 1.0).is_none()
+        );
     }
 }

@@ -235,26 +235,31 @@ pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usi
     blocks.iter().take_while(fits).count()
 }
 
-/// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps
-/// their bytes if there is no such table.
+/// Chooses the frequency tables that the blocks of a part share. Counts the symbols of the light blocks for
+/// it, and keeps the bytes of blocks without symbols if there is no such table.
 fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
     let light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
     if light.len() < 2 {
         return Ok(Vec::new());
     }
-    let written = threads::in_order(light.par_iter().map(|queued| {
+    let written = threads::in_order(light.par_iter().map_init(Memory::default, |memory, queued| {
         let Form::Pending(block) = &queued.form else { return Ok(Default::default()) };
-        let (mut record, memory) = (Vec::new(), &mut Memory::default());
+        let mut record = Vec::new();
         let written = write_block(block, manifest, sets, &[], Some(&mut record), memory)?;
         Ok((Some(written), record))
     }))?;
     let (written, records): (Vec<_>, Vec<_>) = written.into_iter().unzip();
+    let coded: Vec<bool> = records.iter().map(|record: &Vec<_>| !record.is_empty()).collect();
     let segments: Vec<_> = records.into_iter().flatten().collect();
     let tables = shared_tables(&segments);
     if tables.is_empty() {
         // With tables, any light block may be smaller, also one whose smallest form had no table before.
-        let written = light.into_iter().zip(written).filter_map(|(queued, w)| Some((queued, w?)));
-        written.for_each(|(queued, written)| queued.form = Form::Written(written));
+        let written = light.into_iter().zip(written.into_iter().zip(coded));
+        for (queued, written) in
+            written.filter_map(|(queued, (w, coded))| Some((queued, w.filter(|_| !coded)?)))
+        {
+            queued.form = Form::Written(written);
+        }
     }
     Ok(tables)
 }
@@ -282,7 +287,7 @@ fn touched<D: Copy + PartialEq>(delta: &[Delta<D>], blocks: &[Queued<'_>]) -> Re
     Ok(entries)
 }
 
-/// Writes a block. `record`: receives the counts of its segments.
+/// Writes a block. `record`: receives the counts of its segments, whose bytes are then left out.
 pub(super) fn write_block(
     block: &PendingBlock<'_>,
     manifest: &Manifest,
@@ -295,6 +300,7 @@ pub(super) fn write_block(
     let space = manifest.space(scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
     let mut coder = Coder::new(block.options().entropy, tables, record);
+    coder.dry = coder.record.is_some();
     coder.scratch = std::mem::take(&mut memory.scratch);
     let written = block.write(&mut coder, &around, memory.payloads.pop().unwrap_or_default());
     memory.scratch = coder.scratch;

@@ -17,11 +17,16 @@ pub(super) enum Signed {
 }
 
 impl Signed {
-    /// No signs yet of up to `count` of `elements` elements.
-    pub(super) fn new(count: u64, elements: u64) -> Self {
+    /// No signs yet of up to `count` of `elements` elements, perhaps in `memory`.
+    pub(super) fn new(count: u64, elements: u64, memory: &mut Vec<i8>) -> Self {
         // An element of a row of bytes costs far less than one of a list.
         match count >= elements / 4 {
-            true => Self::Many(vec![0; in_memory(elements)]),
+            true => {
+                let mut signs = std::mem::take(memory);
+                signs.clear();
+                signs.resize(in_memory(elements), 0);
+                Self::Many(signs)
+            }
             false => Self::Few(Vec::new()),
         }
     }
@@ -53,7 +58,7 @@ impl Signed {
     pub(super) fn count(&self) -> u64 {
         match self {
             Self::Few(list) => list.len() as u64,
-            Self::Many(signs) => signs.iter().map(|&sign| u64::from(sign != 0)).sum(),
+            Self::Many(signs) => arch::run(Count(signs)),
         }
     }
 }
@@ -114,9 +119,9 @@ impl<'a> Matrix<'a> {
                 Signs::Few(placed.collect())
             }
             Signed::Many(signs) => {
-                let rows = signs.chunks_exact(in_memory(grid.row_len()));
-                let counts = rows.map(|row| row.iter().map(|&sign| u32::from(sign != 0)).sum());
-                Signs::Many(signs, counts.collect())
+                let mut counts = vec![0; in_memory(grid.rows)];
+                arch::run(RowCounts { signs, row_len: in_memory(grid.row_len()), counts: &mut counts });
+                Signs::Many(signs, counts)
             }
         };
         Some(Self {
@@ -269,6 +274,52 @@ fn flip(negative: bool) -> i8 {
     if negative { -1 } else { 0 }
 }
 
+/// Counts signs.
+struct Count<'a>(&'a [i8]);
+
+impl Kernel for Count<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn call(self) -> u64 {
+        count(self.0)
+    }
+}
+
+/// Counts the signs of each row.
+struct RowCounts<'a> {
+    signs: &'a [i8],
+    row_len: usize,
+    counts: &'a mut [u32],
+}
+
+impl Kernel for RowCounts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { signs, row_len, counts } = self;
+        for (row, number) in signs.chunks_exact(row_len).zip(counts) {
+            *number = count(row) as u32;
+        }
+    }
+}
+
+#[inline(always)]
+fn count(signs: &[i8]) -> u64 {
+    /// Signs whose number fits 8 bits, which allows more lanes.
+    const FEW: usize = 255;
+    let mut all = 0;
+    for signs in signs.chunks(FEW) {
+        let mut few = 0u8;
+        for &sign in signs {
+            few += u8::from(sign != 0);
+        }
+        all += u64::from(few);
+    }
+    all
+}
+
 /// Sums of rows, after flips of columns.
 struct RowSums<'a> {
     signs: &'a [i8],
@@ -378,8 +429,10 @@ mod tests {
 
     #[test]
     fn few_signs_take_no_memory_for_each_element() {
-        assert!(matches!(Signed::new(1000, 1 << 40), Signed::Few(_)));
-        assert!(matches!(Signed::new(1000, 1000), Signed::Many(_)));
+        let mut memory = vec![1; 100];
+        assert!(matches!(Signed::new(1000, 1 << 40, &mut memory), Signed::Few(_)));
+        assert_eq!(memory.len(), 100);
+        assert!(matches!(Signed::new(1000, 1000, &mut memory), Signed::Many(signs) if signs == [0; 1000]));
     }
 
     #[test]

@@ -117,10 +117,14 @@ fn write_predicted(
     present: Option<&[u8]>,
 ) {
     let values = Values { elements, present };
-    let Some(own) = values.signed(signs) else { return };
+    let Some(own) = values.signed(signs, &mut coder.scratch.matrix) else { return };
     let (grids, predicted): (Vec<Grid>, Vec<Lists>) =
         own.iter().enumerate().filter_map(|(i, own)| predict(&elements, i, own)).unzip();
-    if grids.len() < own.len() || grids.iter().all(|grid| grid.view == View::NONE) {
+    let count = own.len();
+    if let Some(Signed::Many(memory)) = own.into_iter().find(|own| matches!(own, Signed::Many(_))) {
+        coder.scratch.matrix = memory;
+    }
+    if grids.len() < count || grids.iter().all(|grid| grid.view == View::NONE) {
         return;
     }
     let mut has: Vec<Lists> = predicted.iter().map(Lists::cleared).collect();

@@ -159,12 +159,14 @@ impl Values<'_> {
         Ok(bytes)
     }
 
-    /// Returns the signs of each tensor; `None` if their number differs from that of the values.
-    pub(super) fn signed(&self, signs: &Bits) -> Option<Vec<Signed>> {
+    /// Returns the signs of each tensor; `None` if their number differs from that of the values. The first
+    /// with many signs takes `memory`.
+    pub(super) fn signed(&self, signs: &Bits, memory: &mut Vec<i8>) -> Option<Vec<Signed>> {
         let lens = &self.elements.space.lens;
         let mut counts = vec![0u64; lens.len()];
         self.for_each_run(|run| counts[run.tensor] += run.len as u64).ok()?;
-        let mut own: Vec<Signed> = counts.iter().zip(lens).map(|(&n, &len)| Signed::new(n, len)).collect();
+        let new = |(&n, &len)| Signed::new(n, len, memory);
+        let mut own: Vec<Signed> = counts.iter().zip(lens).map(new).collect();
         let mut plane = PlaneReader::new(signs.as_bytes(), 0);
         let mut taken = 0;
         self.for_each_run(|run| {

@@ -102,6 +102,7 @@ fn coded(w: &mut Walk<'_>, code: Code<'_>, n: u64, what: &str) -> Result<Vec<u64
             1 => "tokens",
             2 => "symbols",
             3 => "referenced",
+            4 => "joined",
             _ => "unknown",
         })?;
         match coding {
@@ -116,6 +117,7 @@ fn coded(w: &mut Walk<'_>, code: Code<'_>, n: u64, what: &str) -> Result<Vec<u64
             1 => segments(w, code, n, true),
             2 => segments(w, code, n, false),
             3 => referenced(w, Code { groups: &[], ..code }, n),
+            4 => joined(w, Code { groups: &[], ..code }, n),
             other => Err(Stop(format!("unknown coding {other}"))),
         }
     })
@@ -150,6 +152,20 @@ fn referenced(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
         }
     };
     Ok((0..).zip(residuals).map(whole).collect())
+}
+
+/// Notes joined integers.
+fn joined(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    let per = w.u8("per", |per| format!("{per} integers in a symbol"))?;
+    if !matches!(per, 2 | 4 | 8) {
+        return Err(Stop(format!("{per} integers in a symbol")));
+    }
+    let width = 8 / per;
+    let symbols = segments(w, code, n.div_ceil(per.into()), false)?;
+    let fields = |symbol: u64| (0..per).map(move |i| symbol >> (width * i) & ((1 << width) - 1));
+    let mut all: Vec<u64> = symbols.into_iter().flat_map(fields).collect();
+    all.truncate(usize::try_from(n).unwrap_or(usize::MAX));
+    Ok(all)
 }
 
 /// Notes `entropy(N)`; returns the integers if they are wanted.

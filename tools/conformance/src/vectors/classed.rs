@@ -340,6 +340,9 @@ fn by_base(area: &mut Area) {
         let plane = bytes().u8(1).raw(symbols);
         of(classes(), (9, plane.clone().raw(plane)))
     });
+    area.invalid("group-segments-of-joined", "INT-6", "out_of_range", {
+        of(classes(), values(bytes().u8(4).u8(2).u8(1).raw(&entropy(&[0x22, 0x42], 0).0[1..])))
+    });
     area.invalid("group-segments-elsewhere", "INT-6", "out_of_range", {
         dense(
             F32,

@@ -24,6 +24,7 @@ pub(crate) fn add(area: &mut Area) {
     tables(area);
     rans(area);
     referenced(area);
+    joined(area);
 }
 
 fn packed(area: &mut Area) {
@@ -36,7 +37,7 @@ fn packed(area: &mut Area) {
     area.invalid("packed-short", "LIM-2 CNV-6", "length_mismatch", symbols(5, bytes().packed(40, &[0])));
     area.invalid("packed-padding", "CNV-1", "nonzero_padding", symbols(2, bytes().u8(0).u8(3).u8(0x40)));
     area.invalid("packed-beyond", "INT-3", "out_of_range", symbols(2, bytes().packed(9, &[0, 256])));
-    for coding in [4, 255] {
+    for coding in [5, 255] {
         area.invalid(
             &format!("coding-{coding}"),
             "CNV-4",
@@ -285,5 +286,65 @@ fn referenced(area: &mut Area) {
     area.invalid("referenced-beyond", "INT-3", "out_of_range", {
         let ints = bytes().u8(3).v(2).u8(0).raw(entropy(&[8], 0)).raw(entropy(&[0, 0], 0));
         dense(F32, &[2], (6, bytes().u8(3).u8(0).raw(scale(1.0)).raw(ints)))
+    });
+}
+
+fn joined(area: &mut Area) {
+    // The symbols of integers below 2^(8 / per).
+    let symbols_of = |per: u8, ints: &[u8]| -> Vec<u8> {
+        let symbol =
+            |of: &[u8]| of.iter().rev().fold(0, |symbol, v| (u32::from(symbol) << (8 / per)) as u8 | v);
+        ints.chunks(per.into()).map(symbol).collect()
+    };
+    let draw = |count: u64, below: u32| -> Vec<u8> {
+        (0..count).map(|i| (gcodec::compress::random::word(13, 0, i) % below) as u8).collect()
+    };
+    let few = [1, 0, 1, 1, 0, 0, 0, 0, 1];
+    for (per, lanes_log) in [(2, 0), (4, 2), (8, 5)] {
+        let of = |ints: &[u8]| bytes().u8(4).u8(per).raw(entropy(&symbols_of(per, ints), lanes_log));
+        area.valid(&format!("joined-{per}"), "INT-7 INT-3", symbols(203, of(&draw(203, 1 << (8 / per)))))
+            .notes("the last symbol holds three integers");
+        area.valid(&format!("joined-{per}-of-one"), "INT-7", symbols(1, of(&[1])));
+        area.valid(&format!("joined-{per}-whole"), "INT-7", symbols(8, of(&few[..8])));
+        let count = u64::from(per) + 1;
+        let mut padded = symbols_of(per, &few[..count as usize]);
+        padded[1] |= 1 << (8 / per);
+        area.invalid(&format!("joined-{per}-padding"), "INT-7", "nonzero_padding", {
+            symbols(count, bytes().u8(4).u8(per).raw(entropy(&padded, 0)))
+        });
+        padded[1] = 0x80;
+        area.invalid(&format!("joined-{per}-last-bit"), "INT-7", "nonzero_padding", {
+            symbols(count, bytes().u8(4).u8(per).raw(entropy(&padded, 0)))
+        });
+    }
+    for per in [0, 1, 3, 16] {
+        area.invalid(&format!("joined-per-{per}"), "CNV-4", "out_of_range", {
+            symbols(4, bytes().u8(4).u8(per).raw(entropy(&[0; 4], 0)))
+        });
+    }
+    area.invalid("joined-beyond", "INT-3", "out_of_range", {
+        let ints = bytes().u8(4).u8(2).raw(entropy(&[0x87], 0));
+        dense(F32, &[2], (6, bytes().u8(3).u8(0).raw(scale(1.0)).raw(ints)))
+    });
+    area.valid("joined-wide", "INT-7", ulps(19, bytes().u8(4).u8(2).raw(entropy(&[0xf1, 0x2], 2)), 3));
+    // 2,100 symbols, the last of one integer.
+    let many = symbols_of(4, &draw(8397, 3));
+    let freqs = freqs_of(&many);
+    let join = |parts: Vec<Bytes>| parts.iter().fold(bytes().u8(4).u8(4).u8(10), |out, p| out.text(p));
+    let own = |part: &[u8]| freqs_of(part).segment(part, 5);
+    let shared = |part: &[u8]| bytes().v(1).raw(freqs.code(part, 2));
+    area.valid("joined-segments", "INT-1 INT-7", symbols(8397, join(many.chunks(1024).map(own).collect())))
+        .notes("segments of 2^10 symbols");
+    area.valid("joined-segments-with-shared-table", "INT-2 INT-7", {
+        coded(8397, join(many.chunks(1024).map(shared).collect()), &[freqs.table()])
+    });
+    area.invalid("joined-one-segment-of-many", "INT-1", "not_canonical", {
+        symbols(4096, join(vec![own(&many[..1024])]))
+    });
+    area.invalid("joined-shared-table-missing", "INT-2", "unknown_reference", {
+        symbols(8, bytes().u8(4).u8(4).u8(0).raw(shared(&many[..2])))
+    });
+    area.invalid("joined-by-group", "INT-6", "out_of_range", {
+        symbols(8, bytes().u8(4).u8(4).u8(1).raw(own(&many[..2])))
     });
 }
