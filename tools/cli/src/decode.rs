@@ -172,7 +172,9 @@ fn decode(args: &Args, updates: &Updates<'_>, number: usize, base: &Base<'_>, pa
     if !base.is_empty() {
         updates.check_base(number, base).in_file(&args.input)?;
     }
-    let metadata = updates.metadata(number).in_file(&args.input)?;
+    let mut metadata = updates.metadata(number).in_file(&args.input)?;
+    // It is about another file than the one that is written here.
+    metadata.remove(crate::checkpoint::KEY);
     tensors::write_from(path, &outlines, &metadata, Some(&args.input), &mut |sink| {
         updates.decode_to(number, wanted, base, &mut |info, bytes| sink(&info.name, bytes))
     })

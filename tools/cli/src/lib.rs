@@ -10,6 +10,7 @@ mod audit;
 mod bandwidth;
 mod baselines;
 mod bench;
+mod checkpoint;
 mod compare;
 mod convert;
 mod damage;
@@ -79,6 +80,8 @@ struct Cli {
 enum Command {
     Encode(encode::Args),
     Decode(decode::Args),
+    Compress(checkpoint::CompressArgs),
+    Decompress(checkpoint::DecompressArgs),
     Inspect(inspect::Args),
     #[cfg(feature = "view")]
     View(view::Args),
@@ -144,6 +147,8 @@ fn execute(cli: &Cli) -> Result<Outcome> {
     match &cli.command {
         Command::Encode(args) => encode::run(args, cli.quiet),
         Command::Decode(args) => decode::run(args, cli.quiet),
+        Command::Compress(args) => checkpoint::compress(args, cli.quiet),
+        Command::Decompress(args) => checkpoint::decompress(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
         #[cfg(feature = "view")]
         Command::View(args) => view::run(args),

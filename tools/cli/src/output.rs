@@ -1,7 +1,7 @@
 //! Output of the commands: tables, numbers, and files that appear complete or not at all.
 
 use crate::fail::{InOutput, Result};
-use crate::input::is_standard;
+use crate::input::{Input, is_standard};
 use crate::signals;
 use comfy_table::CellAlignment;
 use gcodec::file::AtomicFile;
@@ -162,6 +162,13 @@ impl Output {
         let file = AtomicFile::create(path).in_output(path)?;
         signals::begin(file.temporary());
         Ok(Self::File(file))
+    }
+
+    /// Returns what was written so far, if it can be read.
+    pub(crate) fn written(&mut self) -> Result<Option<Input>> {
+        let Self::File(file) = self else { return Ok(None) };
+        file.flush()?;
+        Input::open(file.temporary(), 0).map(Some)
     }
 
     /// Flushes the buffer; a file is moved to its place.

@@ -43,6 +43,11 @@ impl Kind {
         }
     }
 
+    /// Whether one file has everything: tensors, and no names of other files.
+    pub(crate) fn is_alone(self) -> bool {
+        !matches!(self, Self::Stream | Self::Shards | Self::Distributed)
+    }
+
     /// Returns the kind of a file.
     ///
     /// # Errors

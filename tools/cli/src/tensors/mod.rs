@@ -9,6 +9,7 @@ pub(crate) mod folder;
 mod gguf;
 pub(crate) mod kind;
 mod label;
+mod laid;
 pub(crate) mod npy;
 pub(crate) mod npz;
 mod opaque;
@@ -25,6 +26,7 @@ use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use kind::Kind;
 pub(crate) use label::{Label, Labels};
+pub(crate) use laid::Laid;
 pub(crate) use opaque::Opaque;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};
@@ -131,16 +133,20 @@ impl Dump {
     /// Reads the tensors of an input of this kind, which is no stream. `path` names the tensor where the kind
     /// has no names, and the folder of other files.
     pub(crate) fn parse(kind: Kind, input: Input, path: &Path) -> Result<Self> {
-        let input = Arc::new(input);
+        Self::of_input(kind, &Arc::new(input), path)
+    }
+
+    /// Reads as [`Self::parse`], an input that others also have.
+    fn of_input(kind: Kind, input: &Arc<Input>, path: &Path) -> Result<Self> {
         let dump = match kind {
             Kind::Stream => Err(Failure::invalid("a gcodec stream")),
-            Kind::Safetensors => safetensors::read(&input),
-            Kind::Shards => shards::read(path, &input),
-            Kind::Npz => npz::read(&input, DEFAULT_MAX_BYTES),
-            Kind::Npy => npy::read(&input, &stem(path)),
-            Kind::Torch => torch::read(&input),
-            Kind::Distributed => torch::dcp::read(path, &input),
-            Kind::Gguf => gguf::read(&input),
+            Kind::Safetensors => safetensors::read(input),
+            Kind::Shards => shards::read(path, input),
+            Kind::Npz => npz::read(input, DEFAULT_MAX_BYTES),
+            Kind::Npy => npy::read(input, &stem(path)),
+            Kind::Torch => torch::read(input),
+            Kind::Distributed => torch::dcp::read(path, input),
+            Kind::Gguf => gguf::read(input),
         };
         dump.map(|mut dump| {
             dump.uncarry();

@@ -4,21 +4,26 @@ use super::label::{Form, Label, Labels};
 use super::{Data, Dump, Opaque, Outline, Source, archive, check_unique, npy, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::sync::Arc;
+use zip::read::ZipFile;
 use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
+const OVERLAP: &str = "entries of the archive overlap";
+
 /// Reads all arrays, in the order of the archive.
 ///
 /// `max_bytes`: most bytes of all arrays together, unpacked. An archive can unpack to a thousand times its
-/// size, so memory is allocated as the bytes arrive, up to this limit.
-pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
+/// size, so memory is allocated as the bytes arrive, up to this limit. Stored arrays stay in the input.
+pub(crate) fn read(input: &Arc<Input>, max_bytes: u64) -> Result<Dump> {
     let mut archive = archive::open(input)?;
     if archive.has_duplicate_names() {
         return Err(Failure::invalid("two entries of the archive have one name"));
     }
-    let (mut dump, mut left) = (Dump::default(), max_bytes);
+    let (mut dump, mut left, mut inside) = (Dump::default(), max_bytes, input.len());
     for i in 0..archive.len() {
         let mut entry = archive.by_index(i).map_err(Failure::invalid)?;
         let file_name = entry.name().map_err(Failure::invalid)?.into_owned();
@@ -26,14 +31,25 @@ pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
             continue;
         }
         let name = file_name.strip_suffix(".npy").unwrap_or(&file_name);
-        let bytes = read_entry(&mut entry, left, max_bytes).map_err(|e| e.about(quoted(name)))?;
-        left -= bytes.len() as u64;
+        let (input, range) = match stored(input, &mut entry)? {
+            Some(range) => {
+                // Entries that overlap would make much work of a short file.
+                inside = inside.checked_sub(range.len()).ok_or_else(|| Failure::invalid(OVERLAP))?;
+                (Arc::clone(input), range)
+            }
+            None => {
+                let bytes = read_entry(&mut entry, left, max_bytes).map_err(|e| e.about(quoted(name)))?;
+                left -= bytes.len() as u64;
+                let range = 0..bytes.len();
+                (Arc::new(Input::Owned(bytes)), range)
+            }
+        };
         if name.len() < file_name.len() {
-            npy::read_entry(bytes, name.to_owned(), &mut dump).map_err(|e| e.about(quoted(name)))?;
+            npy::read_entry(&input, range, name.to_owned(), &mut dump).map_err(|e| e.about(quoted(name)))?;
             continue;
         }
-        let opaque = Opaque::new(file_name, "file", None, bytes.len() as u64, "a file that is no array");
-        dump.opaque.push(opaque.with_data(Data::Owned(bytes)).with_form(Form::File));
+        let opaque = Opaque::new(file_name, "file", None, range.len() as u64, "a file that is no array");
+        dump.opaque.push(opaque.with_data(Data::Shared { input, range }).with_form(Form::File));
     }
     // `x.npy` and a file `x` would be one tensor.
     check_unique(dump.names(), Failure::invalid)?;
@@ -75,6 +91,17 @@ pub(crate) fn write(
     Ok(())
 }
 
+/// Returns where a stored entry lies in the input, after checking its CRC; `None` if it is deflated.
+fn stored<R: Read>(input: &[u8], entry: &mut ZipFile<'_, R>) -> Result<Option<Range<usize>>> {
+    if entry.compression() != CompressionMethod::Stored {
+        return Ok(None);
+    }
+    let len = io::copy(entry, &mut io::sink()).map_err(Failure::invalid)?;
+    let place = |start: u64| Some(start.try_into().ok()?..start.checked_add(len)?.try_into().ok()?);
+    let range = entry.data_start().and_then(place).filter(|range| input.get(range.clone()).is_some());
+    range.map(Some).ok_or_else(|| Failure::invalid("an entry of the archive has no data"))
+}
+
 fn read_entry(entry: &mut impl Read, left: u64, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // The whole archive is in memory, so an error is one of its contents.
@@ -103,7 +130,7 @@ mod tests {
     use std::io::Cursor;
 
     fn parse(bytes: &[u8], max_bytes: u64) -> Result<Dump> {
-        read(&Input::Owned(bytes.to_vec()), max_bytes)
+        read(&Arc::new(Input::Owned(bytes.to_vec())), max_bytes)
     }
 
     fn npy(tensor: &TensorBuf) -> Vec<u8> {

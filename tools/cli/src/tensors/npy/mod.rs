@@ -18,6 +18,7 @@ use gcodec::internal::elements;
 use gcodec::tensor::Dtype;
 use header::Header;
 use std::io::Write;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Reads the arrays of the input, one behind the other; their bytes stay there unless they must be reordered.
@@ -44,16 +45,20 @@ pub(crate) fn read(input: &Arc<Input>, name: &str) -> Result<Dump> {
     Ok(dump)
 }
 
-/// Adds the one array of an archive's entry.
-pub(super) fn read_entry(bytes: Vec<u8>, name: String, dump: &mut Dump) -> Result<()> {
-    let input = Arc::new(Input::Owned(bytes));
-    let end = input.len();
-    let array = Array::parse(&input)?;
-    if array.end != end {
-        let more = end - array.end;
+/// Adds the one array of an archive's entry, which lies in `range` of the input.
+pub(super) fn read_entry(
+    input: &Arc<Input>,
+    range: Range<usize>,
+    name: String,
+    dump: &mut Dump,
+) -> Result<()> {
+    let end = range.end;
+    let array = Array::parse(&input[range.clone()])?;
+    if array.end != range.len() {
+        let more = range.len() - array.end;
         return Err(Failure::invalid(format_args!("{more} bytes behind the elements of the array")));
     }
-    array.add_to(dump, name, |data| Data::Shared { input: Arc::clone(&input), range: end - data.len()..end })
+    array.add_to(dump, name, |data| Data::Shared { input: Arc::clone(input), range: end - data.len()..end })
 }
 
 /// Writes an array, in version 1.0 if its header fits.
@@ -340,7 +345,8 @@ mod tests {
     fn parse(bytes: &[u8]) -> Result<TensorBuf> {
         let shared = read(&Arc::new(Input::Owned(bytes.to_vec())), "t");
         let mut owned = Dump::default();
-        let read = read_entry(bytes.to_vec(), "t".into(), &mut owned);
+        let read =
+            read_entry(&Arc::new(Input::Owned(bytes.to_vec())), 0..bytes.len(), "t".into(), &mut owned);
         let owned = read.map(|()| owned);
         let mut dump = match (shared, owned) {
             (Ok(shared), Ok(owned)) => {

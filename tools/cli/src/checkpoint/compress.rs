@@ -1,0 +1,201 @@
+//! `gcodec compress`: whole files of tensors as streams that give them back byte for byte.
+
+use super::around::Around;
+use super::files::{self, Job};
+use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
+use crate::input::Input;
+use crate::options::LimitArgs;
+use crate::output::{Output, counted, human_bytes, note, real};
+use crate::plan;
+use crate::progress::Progress;
+use crate::stream::Updates;
+use crate::tensors::{Laid, kind};
+use gcodec::compress::{self, Options};
+use gcodec::frame::{Metadata, UpdateHeader};
+use gcodec::stream::EncodeOptions;
+use gcodec::{Codec, Writer};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Compress whole files of tensors, so that `gcodec decompress` gives them back byte for byte
+///
+/// Each file becomes a stream beside it, named as it with `.gcu` behind. Its tensors are coded by the codec
+/// lossless, and are read by every command like those of other streams; what is around them (names, order,
+/// metadata, padding) is kept in the stream's metadata. A stream gets its name after the file was read back
+/// from it and compared.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Files: .safetensors, .pt and other files of torch.save, .npy, .npz that is not deflated, .gguf. In a
+folder, other files are left as they are. A file whose stream is there already is compared with it and
+skipped, so that a stopped command can be repeated.
+
+Examples:
+  gcodec compress model.safetensors
+  gcodec compress checkpoint-1000 --remove
+  gcodec decompress checkpoint-1000 --remove")]
+pub(crate) struct Args {
+    /// Files, or folders of files
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// Stream to write, or folder for those of a folder [default: beside each file]
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+    /// Remove each file when its stream is on the disk
+    #[arg(long)]
+    remove: bool,
+    /// Replace a stream that is there and is not that of the file
+    #[arg(long)]
+    force: bool,
+}
+
+/// Lengths of files and their streams.
+#[derive(Debug, Default)]
+struct Totals {
+    files: u64,
+    left: u64,
+    bytes: u64,
+    streams: u64,
+}
+
+/// Runs the command; `quiet` suppresses the summary.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let stream_of = |path: &Path| {
+        let is_stream = path.extension().is_some_and(|extension| extension == "gcu");
+        let name = path.file_name()?.to_str()?;
+        (!is_stream).then(|| path.with_file_name(format!("{name}.gcu")))
+    };
+    let jobs = files::jobs(&args.inputs, args.output.as_deref(), stream_of, "it is a stream by its name")?;
+    if args.output.is_some() && jobs.iter().filter(|job| !job.in_folder).count() > 1 {
+        return Err(Failure::usage("several files for one output: leave out -o, or give a folder"));
+    }
+    let (mut totals, start) = (Totals::default(), Instant::now());
+    let progress = Progress::new(jobs.len() as u64, "compressing", false);
+    for job in &jobs {
+        match args.compress(job).in_file(&job.from)? {
+            Some((bytes, stream)) => {
+                totals.files += 1;
+                totals.bytes += bytes;
+                totals.streams += stream;
+            }
+            None => totals.left += 1,
+        }
+        progress.add(1);
+    }
+    if totals.files == 0 {
+        return Err(Failure::usage("there is no file of tensors"));
+    }
+    if !quiet {
+        let left = match totals.left {
+            0 => String::new(),
+            left => format!("; {} left as they are", counted(left, "other file")),
+        };
+        note(format_args!(
+            "{}: {} -> {} ({} %), {} GB/s{left}",
+            counted(totals.files, "file"),
+            human_bytes(totals.bytes),
+            human_bytes(totals.streams),
+            real(totals.streams as f64 / totals.bytes.max(1) as f64 * 100.0),
+            real(totals.bytes as f64 / start.elapsed().as_secs_f64() / 1e9),
+        ));
+    }
+    Ok(Outcome::Well)
+}
+
+impl Args {
+    /// Compresses a file. Returns its length and that of its stream; `None` if it is left as it is.
+    fn compress(&self, job: &Job) -> Result<Option<(u64, u64)>> {
+        let Some(file) = laid(job)? else { return Ok(None) };
+        let bytes = file.bytes.len() as u64;
+        if fs::exists(&job.to).in_output(&job.to)? {
+            let is_same = Input::open(&job.to, 0).and_then(|stream| compare(&file.bytes, &stream));
+            if is_same.is_err() && !self.force {
+                let what = "is there, and is not the stream of this file; --force replaces it";
+                return Err(Failure::usage(format_args!("{} {what}", job.to.display())));
+            }
+            if is_same.is_ok() {
+                let stream = fs::metadata(&job.to).in_output(&job.to)?.len();
+                self.removed(job)?;
+                return Ok(Some((bytes, stream)));
+            }
+        }
+        if let Some(folder) = job.to.parent().filter(|folder| job.in_folder && !folder.as_os_str().is_empty())
+        {
+            fs::create_dir_all(folder).in_output(folder)?;
+        }
+        let mut out = write(&file, Output::create(&job.to)?).map_err(|failure| match failure.code {
+            Code::Io => failure.in_output(&job.to),
+            _ => failure,
+        })?;
+        let written = out.written().in_output(&job.to)?;
+        if let Some(written) = &written {
+            compare(&file.bytes, written)?;
+        }
+        let stream = written.map_or(0, |written| written.len() as u64);
+        out.finish().in_output(&job.to)?;
+        self.removed(job)?;
+        Ok(Some((bytes, stream)))
+    }
+
+    fn removed(&self, job: &Job) -> Result<()> {
+        if self.remove { fs::remove_file(&job.from).in_file(&job.from) } else { Ok(()) }
+    }
+}
+
+/// Reads a file and finds its tensors; `None` for one of a folder that is no file of tensors, or whose
+/// tensors do not lie in it as they are.
+fn laid(job: &Job) -> Result<Option<Laid>> {
+    let input = Input::open(&job.from, 0)?;
+    match kind::Kind::of(&input) {
+        Err(_) if job.in_folder => return Ok(None),
+        Ok(kind) if kind.is_alone() => {}
+        Ok(_) if job.in_folder => return Ok(None),
+        Ok(kind) => return Err(Failure::usage(format_args!("{} is not compressed as a file", kind.name()))),
+        Err(failure) => return Err(failure),
+    }
+    let laid = Laid::read(input, &job.from)?;
+    match laid.places.is_empty() {
+        false => Ok(Some(laid)),
+        true if job.in_folder => Ok(None),
+        true => {
+            Err(Failure::usage("none of its tensors lies in it as it is: it is compressed already, or empty"))
+        }
+    }
+}
+
+/// Writes the stream of a file.
+fn write(file: &Laid, out: Output) -> Result<Output> {
+    let around = Around::of(&file.bytes, &file.places)?;
+    let mut entries = file.metadata.clone();
+    entries.extend([around.entry()?]);
+    let named = || file.tensors.iter().map(|tensor| (tensor.name(), tensor.view()));
+    let manifest = plan::manifest_of(named())?;
+    let inputs: Vec<_> = named()
+        .zip(0u64..)
+        .map(|((name, view), tensor)| compress::Input { tensor, name, view, base: None })
+        .collect();
+    let codecs = vec![Codec::Lossless; inputs.len()];
+    let explained = |e| plan::explain(e, &manifest);
+    let blocks = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
+    let mut writer = Writer::new(out, EncodeOptions::default());
+    writer.metadata(&Metadata { entries })?;
+    let header = UpdateHeader::default().with_label(Codec::Lossless.to_string());
+    writer.update(&header, &manifest, blocks).map_err(explained)?;
+    Ok(writer.finish()?)
+}
+
+/// Fails unless a stream gives back these bytes.
+fn compare(file: &[u8], stream: &[u8]) -> Result<()> {
+    let updates = Updates::open(stream, &LimitArgs::default().limits())?;
+    let mut rest = file;
+    let different = || Failure::invalid("the stream does not give the file back");
+    Around::find(&updates)?.ok_or_else(different)?.write(&updates, &mut |bytes| match rest
+        .split_at_checked(bytes.len())
+    {
+        Some((here, after)) if here == bytes => {
+            rest = after;
+            Ok(())
+        }
+        _ => Err(different()),
+    })
+}

@@ -1,0 +1,117 @@
+//! `gcodec decompress`: the files of which `gcodec compress` made streams.
+
+use super::around::Around;
+use super::files::{self, Job};
+use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::input::Input;
+use crate::options::LimitArgs;
+use crate::output::{Output, counted, human_bytes, note, real};
+use crate::progress::Progress;
+use crate::stream::Updates;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Give back the files that `gcodec compress` compressed, byte for byte
+///
+/// A file appears under its name only when its length and its BLAKE3 hash are those of the file that was
+/// compressed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gcodec decompress model.safetensors.gcu
+  gcodec decompress checkpoint-1000 --remove")]
+pub(crate) struct Args {
+    /// Streams of `gcodec compress`, or folders of them
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// File to write, or folder for those of a folder [default: beside each stream, without .gcu]
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+    /// Remove each stream when its file is on the disk
+    #[arg(long)]
+    remove: bool,
+    /// Replace a file that is there and is another one
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Runs the command; `quiet` suppresses the summary.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let file_of = |path: &Path| {
+        let is_stream = path.extension().is_some_and(|extension| extension == "gcu");
+        is_stream.then(|| path.with_extension(""))
+    };
+    let jobs =
+        files::jobs(&args.inputs, args.output.as_deref(), file_of, "its name does not end in .gcu: give -o")?;
+    if args.output.is_some() && jobs.iter().filter(|job| !job.in_folder).count() > 1 {
+        return Err(Failure::usage("several streams for one output: leave out -o, or give a folder"));
+    }
+    let (mut files, mut bytes, start) = (0, 0, Instant::now());
+    let progress = Progress::new(jobs.len() as u64, "decompressing", false);
+    for job in &jobs {
+        if let Some(len) = args.decompress(job).in_file(&job.from)? {
+            files += 1;
+            bytes += len;
+        }
+        progress.add(1);
+    }
+    if files == 0 {
+        return Err(Failure::usage("there is no stream of `gcodec compress`"));
+    }
+    if !quiet {
+        let speed = real(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
+        note(format_args!("{}: {}, {speed} GB/s", counted(files, "file"), human_bytes(bytes)));
+    }
+    Ok(Outcome::Well)
+}
+
+impl Args {
+    /// Writes the file of a stream and returns its length; `None` if a folder has a stream of another origin.
+    fn decompress(&self, job: &Job) -> Result<Option<u64>> {
+        let stream = Input::open(&job.from, 0)?;
+        let updates = Updates::open(&stream, &self.limits.limits())?;
+        let Some(around) = Around::find(&updates)? else {
+            return match job.in_folder {
+                true => Ok(None),
+                false => Err(Failure::usage("not of `gcodec compress`: `gcodec decode` decodes its updates")),
+            };
+        };
+        if !self.force && fs::exists(&job.to).in_output(&job.to)? {
+            return match is_there(&around, &job.to)? {
+                true => self.removed(job).map(|()| Some(around.bytes)),
+                false => {
+                    let what = "is there, and is another file; --force replaces it";
+                    Err(Failure::usage(format_args!("{} {what}", job.to.display())))
+                }
+            };
+        }
+        if let Some(folder) = job.to.parent().filter(|folder| job.in_folder && !folder.as_os_str().is_empty())
+        {
+            fs::create_dir_all(folder).in_output(folder)?;
+        }
+        let mut out = Output::create(&job.to)?;
+        around.write(&updates, &mut |bytes| out.write_all(bytes).in_output(&job.to))?;
+        out.finish().in_output(&job.to)?;
+        self.removed(job)?;
+        Ok(Some(around.bytes))
+    }
+
+    fn removed(&self, job: &Job) -> Result<()> {
+        if self.remove { fs::remove_file(&job.from).in_file(&job.from) } else { Ok(()) }
+    }
+}
+
+/// Whether the file at `path` is the one that was compressed.
+fn is_there(around: &Around, path: &Path) -> Result<bool> {
+    let metadata = fs::metadata(path).in_output(path)?;
+    if !metadata.is_file() || metadata.len() != around.bytes {
+        return Ok(false);
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_mmap_rayon(path).in_output(path)?;
+    Ok(hasher.finalize().to_string() == around.blake3)
+}
