@@ -10,7 +10,7 @@
 use crate::fail::{Failure, Result};
 use std::io::Cursor;
 use std::ops::Range;
-use zip::ZipArchive;
+use zip::{CompressionMethod, ZipArchive};
 
 /// An archive in memory.
 pub(crate) type Archive<'a> = ZipArchive<Cursor<&'a [u8]>>;
@@ -95,6 +95,11 @@ fn check(archive: &mut Archive<'_>, bytes: &[u8]) -> Result<()> {
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(damaged)?;
         let data = entry.data_start().ok_or_else(|| damaged("an entry has no data"))?;
+        // Tensors borrow so many bytes of the archive.
+        if entry.compression() == CompressionMethod::Stored && entry.size() != entry.compressed_size() {
+            let (size, stored) = (entry.size(), entry.compressed_size());
+            return Err(damaged(format_args!("an entry of {size} bytes is stored in {stored}")));
+        }
         let end = data.checked_add(entry.compressed_size()).ok_or_else(|| damaged("an entry is too long"))?;
         entries.push((entry.header_start(), end, entry.crc32()));
     }

@@ -12,6 +12,7 @@ const MAX_CHUNKS: usize = 1 << 16;
 pub(super) struct Chunked {
     /// Bytes of an element.
     width: usize,
+    /// Without the dimensions of 1, as in the chunks.
     shape: Vec<u64>,
     chunks: Vec<Chunk>,
     whole: OnceLock<Vec<u8>>,
@@ -30,7 +31,7 @@ impl Chunked {
     /// Checks that the chunks have all elements, each once.
     ///
     /// # Errors
-    /// What is wrong with the chunks.
+    /// A text that names the chunk that is wrong, and why.
     pub(super) fn new(width: usize, shape: &[u64], mut chunks: Vec<Chunk>) -> Result<Self, String> {
         if chunks.len() > MAX_CHUNKS {
             return Err(format!("it has {} chunks, more than {MAX_CHUNKS}", chunks.len()));
@@ -59,7 +60,14 @@ impl Chunked {
         }
         match bytes(shape) {
             Some(bytes) if bytes == sum => {
-                Ok(Self { width, shape: shape.to_vec(), chunks, whole: OnceLock::new() })
+                // Each of the other dimensions doubles the elements, so these are few.
+                let long = |of: &[u64]| -> Vec<u64> {
+                    of.iter().zip(shape).filter(|(_, dim)| **dim != 1).map(|(number, _)| *number).collect()
+                };
+                for Chunk { offsets, sizes, .. } in &mut chunks {
+                    (*offsets, *sizes) = (long(offsets), long(sizes));
+                }
+                Ok(Self { width, shape: long(shape), chunks, whole: OnceLock::new() })
             }
             Some(bytes) => Err(format!("its chunks have {sum} of its {bytes} bytes")),
             None => Err("it has too many elements".to_owned()),
@@ -187,6 +195,8 @@ mod tests {
             vec![chunk(&[0, 0, 0], &[2, 1, 2], &[0, 1, 4, 5]), chunk(&[0, 1, 0], &[2, 1, 2], &[2, 3, 6, 7])];
         assert_eq!(Chunked::new(1, &[2, 2, 2], cut).unwrap().bytes(), [0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(Chunked::new(1, &[], vec![chunk(&[], &[], &[9])]).unwrap().bytes(), [9]);
+        let rows = vec![chunk(&[0, 0, 0], &[1, 1, 2], &[0, 1]), chunk(&[0, 1, 0], &[1, 1, 2], &[2, 3])];
+        assert_eq!(Chunked::new(1, &[1, 2, 2], rows).unwrap().bytes(), [0, 1, 2, 3]);
         assert!(Chunked::new(1, &[0, 2], vec![]).unwrap().bytes().is_empty());
     }
 

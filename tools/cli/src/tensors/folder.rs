@@ -6,6 +6,7 @@ use super::torch::dcp;
 use crate::fail::{Failure, InFile, Result};
 use crate::input::{Input, Opened};
 use crate::order;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// Names of models, as trainers write them beside the states of optimisers and schedules.
@@ -99,7 +100,7 @@ pub(crate) fn refusal(folder: &Path) -> Failure {
     Failure::usage(what).in_file(folder)
 }
 
-/// What is in a folder, in the order of names.
+/// Files of a folder, in the order of their names.
 struct Files {
     /// Indices of shards, and descriptions of distributed checkpoints.
     indices: Vec<PathBuf>,
@@ -116,7 +117,7 @@ impl Files {
         paths.retain(|path| path.is_file());
         paths.sort_by(|a, b| order::compare_paths(a, b));
         let (mut indices, mut known, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut others, mut in_index) = (0, Vec::new());
+        let (mut others, mut in_index) = (0, HashSet::new());
         for path in paths {
             let input = Input::open(&path, 0);
             let is_promised = is_promised(&path) || input.as_deref().is_ok_and(kind::is_pointer);

@@ -190,6 +190,7 @@ fn unknown(bytes: &[u8]) -> Failure {
     if ["<!doctype", "<html", "<head", "<?xml", "<error"].into_iter().any(begins_with) {
         return Failure::invalid("a page of HTML or XML: the download gave an error page");
     }
+    let head = &bytes[..bytes.len().min(256)];
     let what = match bytes {
         [0x80, protocol @ 2..=5, ..] => {
             return Failure::invalid(format_args!(
@@ -199,8 +200,8 @@ fn unknown(bytes: &[u8]) -> Failure {
         }
         _ if bytes.trim_ascii_start().starts_with(b"{") => "JSON",
         _ if bytes.iter().take(4096).all(|b| *b == 0) => "zeros",
-        _ if is_text(&bytes[..bytes.len().min(256)]) => {
-            let line = String::from_utf8_lossy(bytes).lines().next().unwrap_or_default().to_owned();
+        _ if is_text(head) => {
+            let line = String::from_utf8_lossy(head).lines().next().unwrap_or_default().to_owned();
             let line: String = line.chars().take(60).collect();
             return Failure::invalid(format_args!(
                 "not a gcodec stream, and no tensors: text, beginning with {line:?}; {known}"
@@ -271,6 +272,9 @@ mod tests {
             let failure = Kind::of(bytes).unwrap_err();
             assert!(failure.message.contains(part), "{failure}");
         }
+        // A text is told by its beginning.
+        let long = [&b"hello ".repeat(100)[..], &[0xff; 100]].concat();
+        assert!(Kind::of(&long).unwrap_err().message.contains("text, beginning with \"hello"));
         let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
         zip.start_file("readme.txt", zip::write::SimpleFileOptions::default()).unwrap();
         let bytes = zip.finish().unwrap().into_inner();

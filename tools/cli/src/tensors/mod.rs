@@ -42,7 +42,7 @@ pub(crate) struct Dump {
     pub(crate) metadata: BTreeMap<String, String>,
     /// Tensors of types that are not read, without their elements.
     pub(crate) opaque: Vec<Opaque>,
-    /// What is missing of the tensors that an index lists. It is opaque, too.
+    /// Files and tensors that are missing or damaged, of those that an index lists. They are opaque, too.
     pub(crate) faults: Vec<Failure>,
     /// Integers and texts beside the tensors, by name; only PyTorch's files have them.
     pub(crate) plain: HashMap<String, Plain>,
@@ -133,25 +133,47 @@ impl Dump {
     /// Reads the tensors of an input of this kind, which is no stream. `path` names the tensor where the kind
     /// has no names, and the folder of other files.
     pub(crate) fn parse(kind: Kind, input: Input, path: &Path) -> Result<Self> {
-        Self::of_input(kind, &Arc::new(input), path)
+        Self::parse_within(kind, input, path, &mut Room::default())
     }
 
-    /// Reads as [`Self::parse`], an input that others also have.
-    fn of_input(kind: Kind, input: &Arc<Input>, path: &Path) -> Result<Self> {
+    /// As [`Self::parse`], of one file of several that share the room.
+    fn parse_within(kind: Kind, input: Input, path: &Path, room: &mut Room) -> Result<Self> {
+        Self::of_input(kind, &Arc::new(input), path, room)
+    }
+
+    /// As [`Self::parse_within`], of an input that others also have.
+    fn of_input(kind: Kind, input: &Arc<Input>, path: &Path, room: &mut Room) -> Result<Self> {
+        // Elements that a view repeats or reorders are copied: on the whole as many bytes as the files have,
+        // and some more.
+        room.views = room.views.saturating_add(input.len());
         let dump = match kind {
             Kind::Stream => Err(Failure::invalid("a gcodec stream")),
             Kind::Safetensors => safetensors::read(input),
-            Kind::Shards => shards::read(path, input),
-            Kind::Npz => npz::read(input, DEFAULT_MAX_BYTES),
+            Kind::Shards => shards::read(path, input, room),
+            Kind::Npz => npz::read(input, &mut room.unpacked),
             Kind::Npy => npy::read(input, &stem(path)),
-            Kind::Torch => torch::read(input),
-            Kind::Distributed => torch::dcp::read(path, input),
+            Kind::Torch => torch::read(input, &mut room.views),
+            Kind::Distributed => torch::dcp::read(path, input, &mut room.views),
             Kind::Gguf => gguf::read(input),
         };
         dump.map(|mut dump| {
             dump.uncarry();
             dump
         })
+    }
+}
+
+/// Bytes that tensors may still take beyond those of their files.
+struct Room {
+    /// Bytes unpacked from archives.
+    unpacked: u64,
+    /// Bytes of views: an expanded one repeats elements.
+    views: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { unpacked: DEFAULT_MAX_BYTES, views: torch::MAX_VIEWS }
     }
 }
 

@@ -12,18 +12,17 @@ use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
-const OVERLAP: &str = "entries of the archive overlap";
-
 /// Reads all arrays, in the order of the archive.
 ///
-/// `max_bytes`: most bytes of all arrays together, unpacked. An archive can unpack to a thousand times its
-/// size, so memory is allocated as the bytes arrive, up to this limit. Stored arrays stay in the input.
-pub(crate) fn read(input: &Arc<Input>, max_bytes: u64) -> Result<Dump> {
+/// `left`: most bytes of all arrays together, unpacked; reduced by those that it has. An archive can unpack
+/// to a thousand times its size, so memory is allocated as the bytes arrive, up to this limit. Stored arrays
+/// stay in the input.
+pub(super) fn read(input: &Arc<Input>, left: &mut u64) -> Result<Dump> {
     let mut archive = archive::open(input)?;
     if archive.has_duplicate_names() {
         return Err(Failure::invalid("two entries of the archive have one name"));
     }
-    let (mut dump, mut left, mut inside) = (Dump::default(), max_bytes, input.len());
+    let (mut dump, max_bytes) = (Dump::default(), *left);
     for i in 0..archive.len() {
         let mut entry = archive.by_index(i).map_err(Failure::invalid)?;
         let file_name = entry.name().map_err(Failure::invalid)?.into_owned();
@@ -32,14 +31,10 @@ pub(crate) fn read(input: &Arc<Input>, max_bytes: u64) -> Result<Dump> {
         }
         let name = file_name.strip_suffix(".npy").unwrap_or(&file_name);
         let (input, range) = match stored(input, &mut entry)? {
-            Some(range) => {
-                // Entries that overlap would make much work of a short file.
-                inside = inside.checked_sub(range.len()).ok_or_else(|| Failure::invalid(OVERLAP))?;
-                (Arc::clone(input), range)
-            }
+            Some(range) => (Arc::clone(input), range),
             None => {
-                let bytes = read_entry(&mut entry, left, max_bytes).map_err(|e| e.about(quoted(name)))?;
-                left -= bytes.len() as u64;
+                let bytes = read_entry(&mut entry, *left, max_bytes).map_err(|e| e.about(quoted(name)))?;
+                *left -= bytes.len() as u64;
                 let range = 0..bytes.len();
                 (Arc::new(Input::Owned(bytes)), range)
             }
@@ -129,8 +124,8 @@ mod tests {
     use gcodec::tensor::{Dtype, TensorBuf};
     use std::io::Cursor;
 
-    fn parse(bytes: &[u8], max_bytes: u64) -> Result<Dump> {
-        read(&Arc::new(Input::Owned(bytes.to_vec())), max_bytes)
+    fn parse(bytes: &[u8], mut max_bytes: u64) -> Result<Dump> {
+        read(&Arc::new(Input::Owned(bytes.to_vec())), &mut max_bytes)
     }
 
     fn npy(tensor: &TensorBuf) -> Vec<u8> {

@@ -5,7 +5,7 @@
 //! missing.
 
 use super::kind::{self, Kind};
-use super::{DEFAULT_MAX_BYTES, Dump, Opaque, quoted};
+use super::{DEFAULT_MAX_BYTES, Dump, Opaque, Room, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
 use crate::output::{counted, warn};
@@ -83,21 +83,21 @@ impl Index {
     }
 
     /// Whether a tensor of a file counts. Of one in several files, it is that where the index places it.
-    fn counts(&self, name: &str, file: &str, files: &[&str]) -> Result<bool> {
-        match (files, self.weight_map.get(name)) {
-            ([_], _) => Ok(true),
-            (_, Some(listed)) if files.contains(&listed.as_str()) => Ok(listed == file),
+    fn counts(&self, name: &str, file: &str, files: &BTreeSet<&str>) -> Result<bool> {
+        match (files.len(), self.weight_map.get(name)) {
+            (1, _) => Ok(true),
+            (_, Some(listed)) if files.contains(listed.as_str()) => Ok(listed == file),
             _ => Err(Failure::invalid(format_args!(
                 "{} is in {}, and no index says which counts",
                 quoted(name),
-                files.join(" and in ")
+                files.iter().copied().collect::<Vec<_>>().join(" and in ")
             ))),
         }
     }
 }
 
 /// Reads the tensors of all files that the index at `path` lists. What is missing is opaque, and a fault.
-pub(crate) fn read(path: &Path, index: &[u8]) -> Result<Dump> {
+pub(super) fn read(path: &Path, index: &[u8], room: &mut Room) -> Result<Dump> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let index = Index::parse(index)?;
     let mut listed: BTreeMap<&str, Vec<&str>> =
@@ -107,7 +107,7 @@ pub(crate) fn read(path: &Path, index: &[u8]) -> Result<Dump> {
     }
     let (mut dump, mut shards, mut lost) = (Dump::default(), Vec::new(), BTreeSet::new());
     for (file, names) in &listed {
-        match open(&folder.join(file)) {
+        match open(&folder.join(file), room) {
             Ok(shard) => shards.push((*file, shard)),
             Err(failure) => {
                 let reason = failure.message + &placed_there(names);
@@ -117,9 +117,11 @@ pub(crate) fn read(path: &Path, index: &[u8]) -> Result<Dump> {
             }
         }
     }
-    let mut places: HashMap<String, Vec<&str>> = HashMap::new();
+    let mut places: HashMap<String, BTreeSet<&str>> = HashMap::new();
     for (file, shard) in &shards {
-        shard.names().for_each(|name| places.entry(name.to_owned()).or_default().push(file));
+        for name in shard.names() {
+            places.entry(name.to_owned()).or_default().insert(file);
+        }
     }
     for (name, file) in &index.weight_map {
         if !places.contains_key(name) && !lost.contains(name.as_str()) {
@@ -165,9 +167,13 @@ pub(crate) fn read(path: &Path, index: &[u8]) -> Result<Dump> {
 }
 
 /// Reads a file of any format of tensors.
-fn open(path: &Path) -> Result<Dump> {
+fn open(path: &Path, room: &mut Room) -> Result<Dump> {
     if !path.exists() {
         return Err(Failure::invalid("the file is missing"));
+    }
+    // A pipe or a device may have no end.
+    if !path.is_file() {
+        return Err(Failure::invalid("it is no regular file"));
     }
     let input = Input::open(path, DEFAULT_MAX_BYTES).map_err(|mut failure| {
         // The caller names the file.
@@ -176,7 +182,7 @@ fn open(path: &Path) -> Result<Dump> {
     })?;
     match kind::of_file(path, &input)? {
         Kind::Stream | Kind::Shards => Err(Failure::invalid("no file of tensors")),
-        kind => Dump::parse(kind, input, path),
+        kind => Dump::parse_within(kind, input, path, room),
     }
 }
 
@@ -225,6 +231,17 @@ mod tests {
             let failure = index(&format!(r#"{{"x": {file:?}}}"#)).unwrap_err();
             assert!(failure.message.contains("no file name"), "{failure}");
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_may_have_no_end_is_no_shard() {
+        let dir = TempDir::new();
+        std::os::unix::fs::symlink("/dev/zero", dir.path("a.safetensors")).unwrap();
+        let path = dir.path("model.safetensors.index.json");
+        std::fs::write(&path, r#"{"weight_map": {"x": "a.safetensors"}}"#).unwrap();
+        let failure = Dump::open(&path).unwrap_err();
+        assert!(failure.message.contains("a.safetensors: it is no regular file"), "{failure}");
     }
 
     #[test]

@@ -222,6 +222,8 @@ fn element_type(name: Option<&str>) -> std::result::Result<(Dtype, bool), &'stat
 /// least one.
 fn row_major(data: &[u8], shape: &[u64], element_bytes: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(data.len());
+    // Each of the others doubles the elements, so these are few.
+    let shape: Vec<u64> = shape.iter().copied().filter(|dim| *dim != 1).collect();
     let Some((&last, outer)) = shape.split_last() else { return data.to_vec() };
     if data.is_empty() {
         return out;
@@ -229,7 +231,7 @@ fn row_major(data: &[u8], shape: &[u64], element_bytes: usize) -> Vec<u8> {
     // Bytes from one element to the next along each dimension; the first dimension is contiguous.
     let mut strides = Vec::with_capacity(shape.len());
     let mut stride = element_bytes;
-    for &dim in shape {
+    for &dim in &shape {
         strides.push(stride);
         // A product of the dimensions of an existing array, so it does not overflow.
         stride *= dim as usize;
@@ -457,6 +459,9 @@ mod tests {
         assert_eq!(row_major(&data, &shape, 1), expected);
         let tensor = parse(&file(1, &dict("|u1", "True", "(2, 3, 1, 4)"), &data)).unwrap();
         assert_eq!(tensor.data(), expected);
+        let many = format!("(2, {}, {})", 1 << 17, "1, ".repeat(50_000));
+        let tensor = parse(&file(2, &dict("|u1", "True", &many), &[1, 2].repeat(1 << 17))).unwrap();
+        assert_eq!(tensor.data(), [[1; 1 << 17], [2; 1 << 17]].concat());
         // Without elements no dimension may be multiplied out.
         let huge = format!("({0}, {0}, 0)", u64::MAX);
         assert!(parse(&file(1, &dict("<f8", "True", &huge), &[])).unwrap().data().is_empty());

@@ -60,12 +60,12 @@ struct Number {
     as_int: u64,
 }
 
-/// Reads the weights and constants of the archive, which begins at `start` in the input.
+/// Reads the weights and constants of the archive that the input is.
 pub(super) fn read(
     input: &Arc<Input>,
     archive: &mut Archive<'_>,
     prefix: &str,
-    start: usize,
+    copies: &mut usize,
 ) -> Result<Dump> {
     let names: Vec<String> = archive.file_names().flatten().map(|name| name.into_owned()).collect();
     let mut dump = Dump::default();
@@ -80,14 +80,14 @@ pub(super) fn read(
                 let folder = format!("{prefix}{folder}");
                 for (tensor, payload) in config.config {
                     let name = format!("{before}{tensor}");
-                    add(input, archive, &folder, name, &payload, start, &mut dump);
+                    add(input, archive, &folder, name, &payload, copies, &mut dump);
                 }
             } else if file.ends_with(".pt") {
-                nested(input, archive, name, before, start, &mut dump)?;
+                nested(input, archive, name, before, copies, &mut dump)?;
             }
         }
         if let Some((_, before)) = OLDER.iter().find(|(older, _)| *older == local) {
-            nested(input, archive, name, before, start, &mut dump)?;
+            nested(input, archive, name, before, copies, &mut dump)?;
         }
     }
     super::check_unique(dump.names(), Failure::invalid)?;
@@ -100,11 +100,11 @@ fn nested(
     archive: &mut Archive<'_>,
     name: &str,
     before: &str,
-    start: usize,
+    copies: &mut usize,
     dump: &mut Dump,
 ) -> Result<()> {
-    let range = place(archive, name, start).map_err(|e| Failure::invalid(e).about(name))?;
-    let inner = super::read_range(input, range).map_err(|e| e.about(name))?;
+    let range = place(archive, name).map_err(|e| Failure::invalid(e).about(name))?;
+    let inner = super::read_range(input, range, copies).map_err(|e| e.about(name))?;
     dump.faults.extend(inner.faults);
     dump.tensors.extend(inner.tensors.into_iter().map(|mut tensor| {
         tensor.name.insert_str(0, before);
@@ -124,10 +124,10 @@ fn add(
     folder: &str,
     name: String,
     payload: &Payload,
-    start: usize,
+    copies: &mut usize,
     dump: &mut Dump,
 ) {
-    let range = place(archive, &format!("{folder}{}", payload.path_name), start);
+    let range = place(archive, &format!("{folder}{}", payload.path_name));
     let meta = payload.tensor_meta.as_ref().filter(|_| !payload.use_pickle);
     let numbers = |numbers: &[Number]| numbers.iter().map(|number| number.as_int).collect::<Vec<_>>();
     match (meta, range) {
@@ -140,8 +140,7 @@ fn add(
                 is_negative: false,
                 is_conjugate: false,
             };
-            let mut copies = input.len();
-            match view.read(input, range, &name, &mut copies) {
+            match view.read(input, range, &name, copies) {
                 Ok(tensor) => dump.tensors.push(tensor),
                 Err(unread) => {
                     dump.faults.extend(unread.fault);
@@ -159,12 +158,12 @@ fn add(
 }
 
 /// Returns the bytes of an entry in the input.
-fn place(archive: &mut Archive<'_>, name: &str, start: usize) -> std::result::Result<Range<usize>, String> {
+fn place(archive: &mut Archive<'_>, name: &str) -> std::result::Result<Range<usize>, String> {
     let entry = archive.by_name(name).map_err(|e| format!("{name}: {e}"))?;
     if entry.compression() != CompressionMethod::Stored {
         return Err(format!("{name} is compressed"));
     }
-    let first = entry.data_start().and_then(|at| usize::try_from(at).ok()?.checked_add(start));
+    let first = entry.data_start().and_then(|at| usize::try_from(at).ok());
     let range = first.zip(usize::try_from(entry.size()).ok());
     let range = range.and_then(|(first, len)| Some(first..first.checked_add(len)?));
     range.ok_or_else(|| format!("{name} has no data"))

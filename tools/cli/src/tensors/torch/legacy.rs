@@ -44,6 +44,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Pickle, Storages)> {
     let (pickle, _) = next("tensors")?;
     let (keys, mut at) = next("keys of storages")?;
     let widths = widths(&pickle);
+    pickle.check()?;
     let mut storages = Storages::default();
     for id in keys.items(keys.root()).unwrap_or_default() {
         let wrong = |what: &str| Failure::invalid(format_args!("the storage at byte {at:#x} {what}"));
@@ -57,6 +58,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Pickle, Storages)> {
         storages.add(key.to_owned(), data..end);
         at = end;
     }
+    keys.check()?;
     match &bytes[at..] {
         [] => Ok((pickle, storages)),
         rest if is_legacy(rest) => Err(Failure::invalid(format_args!(

@@ -14,7 +14,10 @@ mod container;
 pub(crate) mod dcp;
 mod elements;
 pub(crate) mod exported;
+#[cfg(test)]
+mod hostile;
 pub(crate) mod legacy;
+mod machine;
 mod pickle;
 mod rebuild;
 mod strided;
@@ -36,8 +39,8 @@ use walk::Reader;
 
 /// Most bytes of the pickle: of names, shapes and offsets.
 const MAX_PICKLE: u64 = 256 << 20;
-/// Most bytes that views may have together beyond those of the file: an expanded view repeats elements.
-const MAX_VIEWS: usize = 1 << 30;
+/// Most bytes that views may have together beyond those of their files: an expanded view repeats elements.
+pub(super) const MAX_VIEWS: usize = 1 << 30;
 /// Why elements are not read.
 const NOT_READ: &str = "elements of this type are not read";
 const BIG_ENDIAN: &str = "its elements are big-endian; load and save it on a little-endian machine";
@@ -56,14 +59,21 @@ fn prefix_of(archive: &Archive<'_>, entry: &str) -> Option<String> {
     prefixes.min_by_key(|prefix| prefix.matches('/').count())
 }
 
-/// Reads all tensors, in the order of the pickle.
-pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
+/// Reads all tensors, in the order of the pickle. `copies`: bytes of views that may be copied.
+pub(super) fn read(input: &Arc<Input>, copies: &mut usize) -> Result<Dump> {
     let dump = match legacy::is_legacy(input) {
         true => {
             let (pickle, storages) = legacy::read(input)?;
-            collect(input, &pickle, &storages, "")?
+            collect(input, &pickle, &storages, "", copies)?
         }
-        false => read_range(input, 0..input.len())?,
+        false => {
+            let mut archive = archive::open(input)?;
+            match (prefix(&archive), exported::prefix(&archive)) {
+                (Some(prefix), _) => saved(input, &mut archive, &prefix, 0, copies)?,
+                (None, Some(prefix)) => exported::read(input, &mut archive, &prefix, copies)?,
+                (None, None) => return Err(not_saved()),
+            }
+        }
     };
     match dump.tensors.is_empty() && dump.opaque.is_empty() {
         true => Err(Failure::without_tensors("a PyTorch file")),
@@ -71,22 +81,34 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
     }
 }
 
-/// Reads all tensors of the archive that is this part of the input.
-fn read_range(input: &Arc<Input>, range: Range<usize>) -> Result<Dump> {
+/// Reads all tensors of the archive of `torch.save` that is this part of the input.
+fn read_range(input: &Arc<Input>, range: Range<usize>, copies: &mut usize) -> Result<Dump> {
     let start = range.start;
     let mut archive = archive::open(&input[range])?;
-    let Some(prefix) = prefix(&archive) else {
-        let prefix = exported::prefix(&archive);
-        let prefix = prefix.ok_or_else(|| Failure::invalid("a zip archive without data.pkl"))?;
-        return exported::read(input, &mut archive, &prefix, start);
-    };
-    let order = entry(&mut archive, &format!("{prefix}byteorder"), 16).ok();
+    // Not an archive of archives: each level would take a part of the stack.
+    let prefix = prefix(&archive).ok_or_else(not_saved)?;
+    saved(input, &mut archive, &prefix, start, copies)
+}
+
+fn not_saved() -> Failure {
+    Failure::invalid("a zip archive without data.pkl")
+}
+
+/// Reads all tensors of an archive of `torch.save` that begins at `start` in the input.
+fn saved(
+    input: &Arc<Input>,
+    archive: &mut Archive<'_>,
+    prefix: &str,
+    start: usize,
+    copies: &mut usize,
+) -> Result<Dump> {
+    let order = entry(archive, &format!("{prefix}byteorder"), 16).ok();
     if order.is_some_and(|order| order.trim_ascii() == b"big") {
         return Err(Failure::invalid(BIG_ENDIAN));
     }
-    let mut dump = part(input, &mut archive, (&prefix, "data"), "", start)?;
+    let mut dump = part(input, archive, (prefix, "data"), "", start, copies)?;
     if archive.index_for_name(&format!("{prefix}constants.pkl")).is_some() {
-        let constants = part(input, &mut archive, (&prefix, "constants"), "constants", start)?;
+        let constants = part(input, archive, (prefix, "constants"), "constants", start, copies)?;
         dump.tensors.extend(constants.tensors);
         dump.opaque.extend(constants.opaque);
         dump.faults.extend(constants.faults);
@@ -102,12 +124,13 @@ fn part(
     (prefix, name): (&str, &str),
     root: &str,
     start: usize,
+    copies: &mut usize,
 ) -> Result<Dump> {
     let file = format!("{name}.pkl");
     let pickle = entry(archive, &format!("{prefix}{file}"), MAX_PICKLE)?;
     let pickle = Pickle::read(&pickle).map_err(|e| e.about(&file))?;
     let storages = Storages::of_archive(archive, &format!("{prefix}{name}/"), start)?;
-    collect(input, &pickle, &storages, root)
+    collect(input, &pickle, &storages, root, copies)
 }
 
 /// Returns the integer or the text that an archive of `torch.save` holds.
@@ -123,14 +146,20 @@ fn plain(bytes: &[u8]) -> Option<Plain> {
 }
 
 /// Collects the tensors of a pickle; a storage that none has is opaque.
-fn collect(input: &Arc<Input>, pickle: &Pickle, storages: &Storages, root: &str) -> Result<Dump> {
-    let copies = input.len().saturating_add(MAX_VIEWS);
+fn collect(
+    input: &Arc<Input>,
+    pickle: &Pickle,
+    storages: &Storages,
+    root: &str,
+    copies: &mut usize,
+) -> Result<Dump> {
     let mut dump = Reader::new(input, storages, pickle, copies).read(root)?;
     let key = |id| match pickle.items(id)? {
         [_, _, key, ..] => pickle.text(*key),
         _ => None,
     };
     let used: HashSet<&str> = pickle.persistent().filter_map(key).collect();
+    pickle.check()?;
     for (key, range) in storages.all() {
         if !used.contains(key) {
             let bytes = range.len() as u64;
@@ -150,7 +179,7 @@ mod tests {
     use gcodec::tensor::Dtype;
 
     fn parse(bytes: &[u8]) -> Result<Dump> {
-        read(&Arc::new(Input::Owned(bytes.to_vec())))
+        read(&Arc::new(Input::Owned(bytes.to_vec())), &mut MAX_VIEWS.clone())
     }
 
     const STATE: &[u8] = include_bytes!("../../../fixtures/state.pt");

@@ -107,9 +107,8 @@ impl Reader<'_> {
 
     /// Collects the tensors of the attributes of a tensor: of a dict, or of a pair of dicts.
     fn attributes(&mut self, state: Id, path: &mut String, depth: usize) -> Result<()> {
-        let states = self.pickle.items(state).unwrap_or(std::slice::from_ref(&state)).to_vec();
-        for state in states {
-            for (number, [key, value]) in self.pickle.pairs(state).iter().enumerate() {
+        for state in self.pickle.states(&state) {
+            for (number, [key, value]) in self.pickle.pairs(*state).iter().enumerate() {
                 let key = self.key(*key, number);
                 self.inside(&key, *value, path, depth)?;
             }
@@ -121,9 +120,8 @@ impl Reader<'_> {
     /// is not described as PyTorch does is opaque.
     fn tensor(&mut self, path: &str, arguments: &[Id]) {
         let name = named(path);
-        let read = self
-            .view(arguments)
-            .map(|(view, storage)| view.read(self.input, storage, &name, &mut self.copies));
+        let read =
+            self.view(arguments).map(|(view, storage)| view.read(self.input, storage, &name, self.copies));
         match read {
             Ok(Ok(tensor)) => self.add(tensor),
             Ok(Err(unread)) => self.add_unread(*unread),
@@ -195,7 +193,7 @@ impl Reader<'_> {
                     is_negative: false,
                     is_conjugate: false,
                 };
-                match view.read(self.input, range, &name, &mut self.copies) {
+                match view.read(self.input, range, &name, self.copies) {
                     Ok(tensor) => self.add(tensor),
                     Err(unread) => self.add_unread(*unread),
                 }

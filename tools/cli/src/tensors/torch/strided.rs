@@ -61,13 +61,23 @@ impl Strided<'_> {
     /// Copies the elements, which were found to lie in `storage`, in the order of the shape.
     pub(super) fn gather(&self, storage: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        let mut index = vec![0u64; self.shape.len()];
+        // Each of the others doubles the elements, so these are few.
+        let (mut shape, mut strides): (Vec<u64>, Vec<u64>) =
+            self.shape.iter().zip(self.strides).filter(|(dim, _)| **dim > 1).unzip();
+        // Elements that follow one another in both are copied at once.
+        let mut run = 1u64;
+        while strides.last() == Some(&run) {
+            strides.pop();
+            run *= shape.pop().unwrap_or(1);
+        }
+        let run = run as usize * self.element;
+        let mut index = vec![0u64; shape.len()];
         loop {
-            let at = self.offset + index.iter().zip(self.strides).map(|(i, stride)| i * stride).sum::<u64>();
+            let at = self.offset + index.iter().zip(&strides).map(|(i, stride)| i * stride).sum::<u64>();
             let at = at as usize * self.element;
-            out.extend_from_slice(&storage[at..at + self.element]);
+            out.extend_from_slice(&storage[at..at + run]);
             // Moves on like an odometer: the last dimension runs fastest.
-            let Some(turned) = (0..index.len()).rev().find(|&d| index[d] + 1 < self.shape[d]) else {
+            let Some(turned) = (0..index.len()).rev().find(|&d| index[d] + 1 < shape[d]) else {
                 return out;
             };
             index[turned] += 1;
@@ -79,6 +89,18 @@ impl Strided<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn views_are_gathered_in_the_order_of_their_shape() {
+        let gather = |offset, shape: &[u64], strides: &[u64]| {
+            Strided { element: 2, offset, shape, strides }.gather(b"a.b.c.d.e.f.")
+        };
+        assert_eq!(gather(0, &[3, 2], &[1, 3]), b"a.d.b.e.c.f.");
+        assert_eq!(gather(1, &[2, 1, 2], &[3, 9, 1]), b"b.c.e.f.");
+        assert_eq!(gather(1, &[2, 2, 2], &[0, 2, 1]), b"b.c.d.e.b.c.d.e.");
+        assert_eq!(gather(5, &[3], &[0]), b"f.f.f.");
+        assert_eq!(gather(2, &[1, 1], &[7, 7]), b"c.");
+    }
 
     #[test]
     fn views_stay_in_their_storage() {

@@ -1,15 +1,17 @@
-//! What the values of a pickle mean: classes, attributes, numbers.
+//! The meaning of a pickle's values: classes, attributes, numbers.
+//!
+//! Everything that takes longer for a larger value counts its steps.
 
 use super::pickle::{Id, Node, Pickle};
 
 impl Pickle {
     /// Returns the class of an object, or the function whose result it is.
     pub(super) fn class(&self, id: Id) -> Option<&str> {
-        match self.node(id) {
-            Node::Filled(object, _) => match self.node(*object) {
-                Node::Call(callable, _) => self.name(*callable),
-                _ => None,
-            },
+        let call = match self.node(id) {
+            Node::Filled(object, _) => *object,
+            _ => id,
+        };
+        match self.node(call) {
             Node::Call(callable, _) => self.name(*callable),
             _ => None,
         }
@@ -18,7 +20,7 @@ impl Pickle {
     /// Returns a name of Python.
     pub(super) fn name(&self, id: Id) -> Option<&str> {
         match self.node(id) {
-            Node::Global(name) => Some(name),
+            Node::Global(name) if self.spend(name.len()) => Some(name),
             _ => None,
         }
     }
@@ -33,12 +35,12 @@ impl Pickle {
 
     /// Returns the keys and values of a dict, or of an object that is one.
     pub(super) fn pairs(&self, id: Id) -> &[[Id; 2]] {
-        match self.node(id) {
-            Node::Dict(items) => items.as_chunks::<2>().0,
-            Node::Filled(_, contents) => match self.node(*contents) {
-                Node::Dict(items) => items.as_chunks::<2>().0,
-                _ => &[],
-            },
+        let dict = match self.node(id) {
+            Node::Filled(_, contents) => *contents,
+            _ => id,
+        };
+        match self.node(dict) {
+            Node::Dict(items) if self.spend(items.len()) => items.as_chunks::<2>().0,
             _ => &[],
         }
     }
@@ -48,16 +50,22 @@ impl Pickle {
         let is_key = |id: Id| matches!(self.node(id), Node::Text(text) if text == key);
         let find = |id: Id| self.pairs(id).iter().find(|pair| is_key(pair[0])).map(|pair| pair[1]);
         // The state of an object with slots is a pair of dicts.
-        let slots = || self.items(self.state(id)?)?.iter().find_map(|state| find(*state));
+        let slots = || self.items(self.state(id)?)?.iter().take(2).find_map(|state| find(*state));
         find(id).or_else(slots)
     }
 
     /// Returns the items of a tuple or a list.
     pub(super) fn items(&self, id: Id) -> Option<&[Id]> {
         match self.node(id) {
-            Node::Tuple(items) | Node::List(items) => Some(items),
+            Node::Tuple(items) | Node::List(items) if self.spend(items.len()) => Some(items),
             _ => None,
         }
+    }
+
+    /// Returns the dicts of attributes of an object: one, or that of its slots behind it.
+    pub(super) fn states<'a>(&'a self, id: &'a Id) -> &'a [Id] {
+        let states = self.items(*id).unwrap_or(std::slice::from_ref(id));
+        &states[..states.len().min(2)]
     }
 
     /// Returns the arguments of a call.
@@ -68,9 +76,10 @@ impl Pickle {
         }
     }
 
+    /// Returns a text.
     pub(super) fn text(&self, id: Id) -> Option<&str> {
         match self.node(id) {
-            Node::Text(text) => Some(text),
+            Node::Text(text) if self.spend(text.len()) => Some(text),
             _ => None,
         }
     }
@@ -89,6 +98,10 @@ impl Pickle {
             Some([of]) => self.items(*of)?,
             _ => self.items(id)?,
         };
+        // They are kept, each in several bytes.
+        if !self.spend(items.len().saturating_mul(size_of::<u64>())) {
+            return None;
+        }
         items.iter().map(|id| self.number(*id)).collect()
     }
 }

@@ -18,6 +18,8 @@ const MAX_REPEATS: usize = 1 << 18;
 
 /// Most integers and texts that are kept.
 const MAX_PLAIN: usize = 1 << 20;
+/// Steps of visiting an item of a container.
+const STEPS_OF_ITEM: usize = 8;
 /// Most bytes of all names.
 const MAX_NAMES: usize = 512 << 20;
 
@@ -30,7 +32,7 @@ pub(super) struct Reader<'a> {
     pub(super) pickle: &'a Pickle,
     pub(super) dump: Dump,
     /// Bytes of views that may still be copied.
-    pub(super) copies: usize,
+    pub(super) copies: &'a mut usize,
     /// Names of all tensors, each with the number of further ones of that name.
     pub(super) names: HashMap<String, u64>,
     /// The containers around the value that is visited.
@@ -53,7 +55,7 @@ impl<'a> Reader<'a> {
         input: &'a Arc<Input>,
         storages: &'a Storages,
         pickle: &'a Pickle,
-        copies: usize,
+        copies: &'a mut usize,
     ) -> Self {
         Self {
             input,
@@ -79,6 +81,7 @@ impl<'a> Reader<'a> {
         while let Some((mut path, key, id)) = self.later.pop_front() {
             self.inside(&key, id, &mut path, 0)?;
         }
+        self.pickle.check()?;
         if self.repeats > MAX_REPEATS {
             return Err(Failure::limit(format_args!(
                 "its containers hold one another so often that their values have more than {MAX_REPEATS} names"
@@ -90,12 +93,20 @@ impl<'a> Reader<'a> {
     /// Collects the tensors of a value; `path` is its name.
     pub(super) fn walk(&mut self, id: Id, path: &mut String, depth: usize) -> Result<()> {
         let pickle = self.pickle;
+        pickle.check()?;
         match pickle.node(id) {
             Node::Persistent(_) => self.whole(id, path),
             Node::Int(_) | Node::Text(_) if self.dump.plain.len() >= MAX_PLAIN => {}
             Node::Int(number) => _ = self.dump.plain.insert(path.clone(), Plain::Int(*number)),
-            Node::Text(text) => _ = self.dump.plain.insert(path.clone(), Plain::Text(text.clone())),
-            Node::None | Node::Bool(_) | Node::Float(_) | Node::Bytes(_) | Node::Global(_) => {}
+            Node::Text(text) if pickle.spend(text.len()) => {
+                self.dump.plain.insert(path.clone(), Plain::Text(text.clone()));
+            }
+            Node::Text(_)
+            | Node::None
+            | Node::Bool(_)
+            | Node::Float(_)
+            | Node::Bytes(_)
+            | Node::Global(_) => {}
             Node::Dict(_) | Node::List(_) | Node::Tuple(_) | Node::Call(..) | Node::Filled(..) => {
                 if depth > MAX_DEPTH {
                     return Err(Failure::limit(format_args!(
@@ -135,6 +146,9 @@ impl<'a> Reader<'a> {
     fn contents(&mut self, id: Id, path: &mut String, depth: usize) -> Result<()> {
         let pickle = self.pickle;
         match pickle.node(id) {
+            // A container may be visited often, under several names.
+            Node::Dict(items) | Node::List(items) | Node::Tuple(items)
+                if !pickle.spend(items.len().saturating_mul(STEPS_OF_ITEM)) => {}
             Node::Dict(items) => {
                 for (number, pair) in items.as_chunks::<2>().0.iter().enumerate() {
                     let key = self.key(pair[0], number);
@@ -196,7 +210,7 @@ impl<'a> Reader<'a> {
         }
         for (number, [key, value]) in pickle.pairs(attributes).iter().enumerate() {
             let key = self.key(*key, number);
-            if !PARTS.contains(&&*key) {
+            if !PARTS.contains(&&*key) && pickle.spend(path.len()) {
                 self.later.push_back((path.clone(), key, *value));
             }
         }
@@ -214,17 +228,18 @@ impl<'a> Reader<'a> {
 
     /// Names an entry of a dict: its key, or its number if the key is empty or no plain value.
     pub(super) fn key(&self, id: Id, number: usize) -> String {
-        match self.pickle.node(id) {
+        let pickle = self.pickle;
+        match pickle.node(id) {
             Node::Text(key) if key.is_empty() => number.to_string(),
-            Node::Text(key) => key.clone(),
+            Node::Text(key) if pickle.spend(key.len()) => key.clone(),
             Node::Int(key) => key.to_string(),
             Node::Float(key) => key.to_string(),
             Node::Bool(true) => "True".to_owned(),
             Node::Bool(false) => "False".to_owned(),
             Node::None => "None".to_owned(),
             Node::Tuple(items) => {
-                let plain = |id: &Id| match self.pickle.node(*id) {
-                    Node::Text(key) => Some(key.clone()),
+                let plain = |id: &Id| match pickle.node(*id) {
+                    Node::Text(key) if pickle.spend(key.len()) => Some(key.clone()),
                     Node::Int(key) => Some(key.to_string()),
                     _ => None,
                 };

@@ -11,6 +11,8 @@ use std::collections::HashSet;
 
 /// Most inner tensors that a reason names.
 const MAX_NAMED: usize = 4;
+/// Steps of looking at a value once.
+const STEPS_OF_VISIT: usize = 32;
 
 impl Reader<'_> {
     /// Adds the tensor of a class that wraps others: `_rebuild_wrapper_subclass(class, type, size, ..)`.
@@ -29,10 +31,7 @@ impl Reader<'_> {
             .and_then(|id| pickle.name(*id))
             .map_or("unknown", |n| Element::of_type(n).name());
         let shape = arguments.get(2).and_then(|id| pickle.numbers(*id));
-        let states = match state {
-            Some(state) => pickle.items(state).unwrap_or(std::slice::from_ref(&state)).to_vec(),
-            None => Vec::new(),
-        };
+        let states = state.as_ref().map_or(&[][..], |state| pickle.states(state));
         if class == "ShardedTensor" && states.first().is_some_and(|shards| self.is_shards(*shards)) {
             return self.shards(states[0], path, depth);
         }
@@ -123,7 +122,7 @@ impl Reader<'_> {
         let (mut seen, mut left, mut keys) = (HashSet::new(), vec![id], HashSet::new());
         let mut sum = 0;
         while let Some(id) = left.pop() {
-            if !seen.insert(id) {
+            if !seen.insert(id) || !self.pickle.spend(STEPS_OF_VISIT) {
                 continue;
             }
             match self.pickle.node(id) {
@@ -134,7 +133,11 @@ impl Reader<'_> {
                         sum += range.len() as u64;
                     }
                 }
-                Node::Dict(items) | Node::List(items) | Node::Tuple(items) => left.extend(items),
+                Node::Dict(items) | Node::List(items) | Node::Tuple(items)
+                    if self.pickle.spend(items.len()) =>
+                {
+                    left.extend(items);
+                }
                 Node::Call(a, b) | Node::Filled(a, b) => left.extend([*a, *b]),
                 _ => {}
             }

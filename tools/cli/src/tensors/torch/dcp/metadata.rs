@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Component, Path};
 
-/// What a checkpoint consists of.
+/// Tensors and other entries of a checkpoint, and the places of their pieces.
 #[derive(Debug, Default)]
 pub(super) struct Metadata {
     /// In the order of the pickle.
@@ -50,8 +50,9 @@ pub(super) struct Stored {
 impl Metadata {
     pub(super) fn read(bytes: &[u8]) -> Result<Self> {
         let pickle = Pickle::read(bytes)?;
-        let reader = Reader(&pickle);
-        reader.metadata(pickle.root()).ok_or_else(|| {
+        let found = Reader(&pickle).metadata(pickle.root());
+        pickle.check()?;
+        found.ok_or_else(|| {
             Failure::invalid("not the .metadata of a distributed checkpoint as PyTorch writes it")
         })?
     }

@@ -56,11 +56,13 @@ pub(crate) fn files(metadata: &[u8]) -> Result<BTreeSet<String>> {
     Ok(Metadata::read(metadata)?.stored.into_iter().map(|stored| stored.file).collect())
 }
 
-/// Reads all tensors of the checkpoint whose folder or `.metadata` is at `path`.
-pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
+/// Reads all tensors of the checkpoint whose folder or `.metadata` is at `path`. `copies`: bytes of views
+/// that may be copied beyond those of the checkpoint's files.
+pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut usize) -> Result<Dump> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     let metadata = Metadata::read(bytes)?;
     let files = Files::open(folder, &metadata.stored)?;
+    *copies = copies.saturating_add(files.bytes());
     let mut dump = Dump::default();
     for tensor in &metadata.tensors {
         let placement = placement(tensor, &metadata.stored);
@@ -74,7 +76,7 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
             dump.opaque.push(opaque(super::NOT_READ.to_owned()));
             continue;
         }
-        match (files.data(tensor, &metadata.stored), tensor.element) {
+        match (files.data(tensor, &metadata.stored, copies), tensor.element) {
             (Ok(data), Element::Known(dtype)) => dump.tensors.push(NamedTensor { name, dtype, shape, data }),
             (Ok(data), _) => dump.opaque.push(opaque(super::NOT_READ.to_owned()).with_data(data)),
             (Err(reason), _) => {
@@ -102,8 +104,11 @@ pub(crate) fn read(path: &Path, bytes: &[u8]) -> Result<Dump> {
 
 /// Says in how many chunks a tensor lies, and in which files.
 fn placement(tensor: &Tensor, stored: &[Stored]) -> String {
+    // Chunks of another number of dimensions are a fault.
+    let rank = tensor.chunks.iter().map(|chunk| chunk.offsets.len()).min().unwrap_or(0);
     let cuts = |d: usize| tensor.chunks.iter().map(|c| c.offsets.get(d)).collect::<BTreeSet<_>>().len();
-    let cut: Vec<String> = (0..tensor.shape.len()).filter(|d| cuts(*d) > 1).map(|d| d.to_string()).collect();
+    let cut: Vec<String> =
+        (0..rank.min(tensor.shape.len())).filter(|d| cuts(*d) > 1).map(|d| d.to_string()).collect();
     let along = match &cut[..] {
         [] => String::new(),
         [one] => format!(" along dimension {one}"),
@@ -132,7 +137,8 @@ impl Files {
         let mut files = BTreeMap::new();
         for (file, mut ranges) in ranges {
             let path = folder.join(file);
-            if !path.exists() {
+            // Another kind of file, such as a pipe or a device, may have no end.
+            if !path.is_file() {
                 files.insert(file.to_owned(), None);
                 continue;
             }
@@ -144,14 +150,24 @@ impl Files {
         Ok(Self(files))
     }
 
+    /// Returns the bytes of all files.
+    fn bytes(&self) -> usize {
+        self.0.values().flatten().fold(0, |sum, input| sum.saturating_add(input.len()))
+    }
+
     /// Puts the elements of a tensor together. The error is the reason why that cannot be.
-    fn data(&self, tensor: &Tensor, stored: &[Stored]) -> std::result::Result<Data, String> {
+    fn data(
+        &self,
+        tensor: &Tensor,
+        stored: &[Stored],
+        copies: &mut usize,
+    ) -> std::result::Result<Data, String> {
         let mut chunks = Vec::with_capacity(tensor.chunks.len());
         for chunk in &tensor.chunks {
             let about = |what: &str| format!("its chunk at {:?} {what}", chunk.offsets);
             let stored = &stored[chunk.stored.ok_or_else(|| about("is in no file"))?];
             let place = format!("in {} at byte {:#x}", stored.file, stored.range.start);
-            let data = self.piece(stored, tensor.element, &chunk.sizes);
+            let data = self.piece(stored, tensor.element, &chunk.sizes, copies);
             let data = data.map_err(|e| about(&format!("{place}: {e}")))?;
             chunks.push(Chunk { offsets: chunk.offsets.clone(), sizes: chunk.sizes.clone(), data });
         }
@@ -160,7 +176,13 @@ impl Files {
     }
 
     /// Returns the elements of a stored chunk.
-    fn piece(&self, stored: &Stored, element: Element, sizes: &[u64]) -> std::result::Result<Data, String> {
+    fn piece(
+        &self,
+        stored: &Stored,
+        element: Element,
+        sizes: &[u64],
+        copies: &mut usize,
+    ) -> std::result::Result<Data, String> {
         let Some(Some(input)) = self.0.get(&stored.file) else {
             return Err("the file is not there".to_owned());
         };
@@ -169,7 +191,7 @@ impl Files {
         }
         // The range was found to lie in the file.
         let range = stored.range.start as usize..stored.range.end as usize;
-        let mut dump = super::read_range(input, range).map_err(|e| e.message)?;
+        let mut dump = super::read_range(input, range, copies).map_err(|e| e.message)?;
         let data = match (dump.tensors.pop(), dump.opaque.pop(), element) {
             (Some(piece), None, Element::Known(dtype)) => {
                 Some(piece.data).filter(|_| (piece.dtype, &piece.shape[..]) == (dtype, sizes))
