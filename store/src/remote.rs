@@ -32,7 +32,7 @@ pub(crate) struct Remote {
     pub(crate) options: Options,
     /// Bytes of objects transferred so far.
     transferred: AtomicU64,
-    /// Those and the bytes that will follow.
+    /// Bytes of objects transferred so far, and of those that will follow.
     expected: AtomicU64,
 }
 

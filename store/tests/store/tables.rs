@@ -55,6 +55,14 @@ fn holds(replica: &Replica, weights: &Weights) -> bool {
         && weights.iter().all(|(name, tensor)| replica.get(name) == Some(tensor.view()))
 }
 
+/// Publishes the first version, and pulls it.
+fn begun(store: &Store) -> (Publisher<'_>, Weights, Replica) {
+    let mut publisher = Publisher::new(store, Policy::default()).unwrap();
+    let weights = base();
+    put(&mut publisher, &weights);
+    (publisher, weights, store.pull(None, None).unwrap())
+}
+
 fn stage(store: &Store, held: &Replica) -> Verified {
     store.stage(Some(held), None).unwrap().verify().unwrap()
 }
@@ -62,10 +70,7 @@ fn stage(store: &Store, held: &Replica) -> Verified {
 #[test]
 fn another_order_is_a_delta_that_touches_what_differs() {
     let store = open(&memory());
-    let mut publisher = Publisher::new(&store, Policy::default()).unwrap();
-    let mut weights = base();
-    put(&mut publisher, &weights);
-    let held = store.pull(None, None).unwrap();
+    let (mut publisher, mut weights, held) = begun(&store);
     weights.reverse();
     let published = put(&mut publisher, &weights);
     assert_eq!((published.touched, published.delta_bytes, published.anchor_bytes), (0, Some(0), None));
@@ -158,10 +163,7 @@ fn a_tensor_that_comes_goes_or_changes_its_form_costs_itself() {
 #[test]
 fn a_model_that_is_mostly_new_begins_a_chain() {
     let store = open(&memory());
-    let mut publisher = Publisher::new(&store, Policy::default()).unwrap();
-    let mut weights = base();
-    put(&mut publisher, &weights);
-    let held = store.pull(None, None).unwrap();
+    let (mut publisher, mut weights, held) = begun(&store);
     for (name, _) in &mut weights[..3] {
         name.insert_str(0, "model.");
     }

@@ -111,8 +111,8 @@ struct TensorReport {
     dtype_b: String,
     shape_a: Vec<u64>,
     shape_b: Vec<u64>,
-    /// Of opaque tensors, the bytes that differ. `None` if the shapes differ, or if the element types differ
-    /// and the values are not comparable.
+    /// Number of elements that differ; of bytes for opaque tensors. `None` if the shapes differ, or if the
+    /// element types differ and the values are not comparable.
     differing: Option<u64>,
     /// `None` if the shapes differ, or if an element type has no comparable values.
     errors: Option<Errors>,
@@ -261,7 +261,7 @@ impl Report {
 
 /// Differences of a pair of tensors, as far as they were compared.
 struct Tally<'l> {
-    /// What an opaque tensor is on each side.
+    /// Type and shape that each side's file gave the tensor, if it is opaque there.
     labels: [Option<&'l Label>; 2],
     is_of_one_shape: bool,
     is_of_one_type: bool,

@@ -1,5 +1,5 @@
-//! Opaque tensors in streams and stores: their bytes are tensors of u8, and a label in the metadata says what
-//! they are, so that a file that is decoded has them as its source had.
+//! Opaque tensors in streams and stores: their bytes are tensors of u8, and a label in the metadata has their
+//! type and shape, so that a file that is decoded has them as its source had.
 
 use super::{Dump, NamedTensor, Opaque, Outline, quoted};
 use super::{npy, safetensors};
@@ -14,7 +14,7 @@ use std::path::Path;
 /// Key of the metadata with the labels, as JSON.
 const KEY: &str = "gcodec-opaque";
 
-/// What the bytes of an opaque tensor are.
+/// Type and shape of an opaque tensor, of which a stream has the bytes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Label {
     /// Element type, as the source calls it.

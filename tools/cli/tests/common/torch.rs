@@ -20,8 +20,9 @@ pub enum Value {
     /// An object and its state.
     Build(Box<Self>, Box<Self>),
     Persistent(Box<Self>),
-    /// What follows was given a number, or is the value of that number.
+    /// A value with a number.
     Put(u8, Box<Self>),
+    /// The value of a number.
     Get(u8),
     /// An empty dict or object that holds itself: its number, then what is put into it.
     Fill(Box<Self>, Box<Self>),

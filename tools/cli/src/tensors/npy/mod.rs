@@ -343,6 +343,15 @@ mod tests {
         format!("{{'descr': '{descr}', 'fortran_order': {fortran_order}, 'shape': {shape}, }}\n")
     }
 
+    fn written(tensor: &TensorBuf) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        with_source(&[("", tensor.view())], |one, source| {
+            write(&mut bytes, &one[0], &Labels::default(), source)
+        })
+        .unwrap();
+        bytes
+    }
+
     /// Both ways of reading must agree. Of an opaque array, it returns the reason as a failure.
     fn parse(bytes: &[u8]) -> Result<TensorBuf> {
         let shared = read(&Arc::new(Input::Owned(bytes.to_vec())), "t");
@@ -390,11 +399,7 @@ mod tests {
     #[test]
     fn the_header_is_numpys() {
         let tensor = TensorBuf::from_f32(vec![3], &[1.0, 2.0, 3.0]).unwrap();
-        let mut bytes = Vec::new();
-        with_source(&[("", tensor.view())], |one, source| {
-            write(&mut bytes, &one[0], &Labels::default(), source)
-        })
-        .unwrap();
+        let bytes = written(&tensor);
         let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }  ";
         assert!(bytes.starts_with(start) && bytes[127] == b'\n' && bytes.len() == 128 + 12);
     }
@@ -406,11 +411,7 @@ mod tests {
                 let len = dtype.bytes_for(elements(&shape).unwrap()).unwrap();
                 let data = (0..len).map(|b| b as u8).collect();
                 let tensor = TensorBuf::new(dtype, shape, data).unwrap();
-                let mut bytes = Vec::new();
-                with_source(&[("", tensor.view())], |one, source| {
-                    write(&mut bytes, &one[0], &Labels::default(), source)
-                })
-                .unwrap();
+                let bytes = written(&tensor);
                 assert_eq!(parse(&bytes).unwrap(), tensor, "{name}");
             }
         }
@@ -419,11 +420,7 @@ mod tests {
     #[test]
     fn many_dimensions_need_version_2() {
         let tensor = TensorBuf::new(Dtype::U8, vec![1; 30_000], vec![9]).unwrap();
-        let mut bytes = Vec::new();
-        with_source(&[("", tensor.view())], |one, source| {
-            write(&mut bytes, &one[0], &Labels::default(), source)
-        })
-        .unwrap();
+        let bytes = written(&tensor);
         assert_eq!((bytes[6], (bytes.len() - 1) % 64), (2, 0));
         assert_eq!(parse(&bytes).unwrap(), tensor);
     }

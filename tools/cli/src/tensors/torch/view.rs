@@ -98,7 +98,7 @@ impl View {
 #[derive(Debug)]
 pub(super) struct Unread {
     pub(super) opaque: Opaque,
-    /// What is wrong with the file, if that is why.
+    /// The damage of the file, if that is the reason.
     pub(super) fault: Option<Failure>,
 }
 

@@ -23,7 +23,7 @@ const STEPS_OF_ITEM: usize = 8;
 /// Most bytes of all names.
 const MAX_NAMES: usize = 512 << 20;
 
-/// The dicts of a module that hold what its `state_dict()` has.
+/// Dicts of a module with the entries of its `state_dict()`.
 const PARTS: [&str; 3] = ["_parameters", "_buffers", "_modules"];
 
 pub(super) struct Reader<'a> {

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Name of the file that says what the others have.
+/// Name of the file that describes the others.
 const NAME: &str = ".metadata";
 /// The class of its object, which stands in the beginning.
 const CLASS: &[u8] = b"torch.distributed.checkpoint.metadata";
