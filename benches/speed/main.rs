@@ -4,11 +4,11 @@
 //! `cargo bench --bench speed` runs on one thread with 16 Mi elements; `RAYON_NUM_THREADS` sets another
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
-//! updates, `-- --only delta` deltas of bf16 weights, `-- --only digest` digests of weights, `-- --only small` updates of 500 small tensors, and
-//! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --data D` selects the data
-//! (`gradient`, `weights`, `noise`, or several of them). `-- --cpu` measures processor time instead of time,
-//! for one thread on a machine with other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider
-//! instructions.
+//! updates, `-- --only delta` deltas of bf16 weights, `-- --only digest` digests of weights,
+//! `-- --only small` updates of 500 small tensors, and `-- --only sidco` compares SIDCo's thresholds with
+//! exact selection. `-- --data D` selects the data (`gradient`, `weights`, `noise`, or several of them).
+//! `-- --cpu` measures processor time instead of time, for one thread on a machine with other work (Linux).
+//! `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions.
 //!
 //! The gradient and the weights are files of the public set, in `../shared/gradients` or the folder that
 //! `GCODEC_GRADIENTS` names; where it is not there, small ones of the repository.
@@ -360,7 +360,7 @@ impl Bench {
         println!("{:<40}{:>9.1} ms", "", 1e3 * cost.seconds);
     }
 
-    /// Measures digests of weights, as rows of 8192 elements unless a name says otherwise, relative to hashes.
+    /// Measures digests of weights in rows of 8192 elements, unless a name says otherwise, beside a hash.
     fn digests(&mut self, flat: &Tensors) {
         if !self.wants("digest") {
             return;

@@ -1,5 +1,6 @@
 //! Units of a box of a tensor, by row.
 
+use std::iter;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -158,7 +159,7 @@ impl<'a> Grid<'a> {
         // Several whole pieces of a row go together, unless those of several rows do.
         let long = if whole >= ROWS as u64 { whole } else { 0 };
         let middle = (0..whole - long).map(|piece| before + piece * LEVEL..before + (piece + 1) * LEVEL);
-        let ranges = [0..before].into_iter().chain(middle).chain([end..len]);
+        let ranges = iter::once(0..before).chain(middle).chain(iter::once(end..len));
         let piece = |range: Range<u64>| {
             let index = first.wrapping_add(range.start);
             (range, columns, index % LEVEL, high(0, index / LEVEL))
@@ -189,8 +190,8 @@ impl<'a> Grid<'a> {
         (0..self.rows * batches).into_par_iter().map(task).reduce(|| [0; LANES], add)
     }
 
-    /// Returns the sum of all rows, in tasks for several threads. `piece`: for each piece of a row, its units,
-    /// the keys that it has in a table, the first of them there, and a factor of all its keys.
+    /// Returns the sum of all rows, in tasks for several threads. `piece`: for each piece of a row, its
+    /// units, the table of its keys, the first of them there, and a factor of all its keys.
     fn sum_of<'c>(
         &self,
         units: u64,
