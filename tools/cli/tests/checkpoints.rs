@@ -110,7 +110,8 @@ fn folders_are_compressed_whole_and_can_be_repeated() {
     let dir = Dir::new();
     let names = write_files(&dir);
     std::fs::create_dir_all(dir.path("run/deep")).unwrap();
-    let place = |name: &str| dir.path(if name.len() % 2 == 0 { "run" } else { "run/deep" }).join(name);
+    let place =
+        |name: &str| dir.path(if name.len().is_multiple_of(2) { "run" } else { "run/deep" }).join(name);
     for name in &names {
         std::fs::rename(dir.path(name), place(name)).unwrap();
     }

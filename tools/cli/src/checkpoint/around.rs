@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use gcodec::frame::TensorInfo;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::iter;
 use std::ops::Range;
 
 /// Key of the entry of the metadata, as JSON.
@@ -40,7 +41,7 @@ impl Around {
     /// Returns what is around the elements at these places, in ascending order, of a file.
     pub(super) fn of(file: &[u8], places: &[Range<usize>]) -> Result<Self> {
         let (mut gaps, mut pieces, mut at) = (Vec::new(), Vec::new(), 0);
-        for place in places.iter().cloned().chain([file.len()..file.len()]) {
+        for place in places.iter().cloned().chain(iter::once(file.len()..file.len())) {
             let piece = &file[at..place.start];
             gaps.push(piece.len() as u64);
             if pieces.len() + piece.len() > MOST {

@@ -24,7 +24,8 @@ impl Laid {
     /// Reads the tensors of a file.
     pub(crate) fn read(input: Input, path: &Path) -> Result<Self> {
         let bytes = Arc::new(input);
-        let mut dump = Dump::of_input(kind::of_file(path, &bytes)?, &bytes, path, &mut Room::default())?.whole(path)?;
+        let mut dump =
+            Dump::of_input(kind::of_file(path, &bytes)?, &bytes, path, &mut Room::default())?.whole(path)?;
         dump.carry();
         let place = |tensor: &NamedTensor| match &tensor.data {
             Data::Shared { input, range } if Arc::ptr_eq(input, &bytes) => Some(range.clone()),
