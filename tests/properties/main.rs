@@ -2,6 +2,7 @@
 //! statistics; and the layers of `src/`.
 
 mod commands;
+mod detection;
 mod determinism;
 mod layering;
 mod reduce;
