@@ -44,7 +44,7 @@ impl SumDigest {
     /// Returns the digest of a shard whose first element has the indices `offsets` in its tensor.
     ///
     /// # Errors
-    /// [`Error::Input`] if `offsets` has another number of dimensions than the shard.
+    /// [`Error::Input`](crate::Error::Input) if `offsets` has another number of dimensions than the shard.
     pub fn of_shard(shard: TensorView<'_>, offsets: &[u64]) -> Result<Self> {
         let zeros = vec![0; shard.shape().len()];
         Ok(Self::from_lanes(Grid::new(shard, shard.shape(), &zeros, offsets)?.sum()))
@@ -54,7 +54,7 @@ impl SumDigest {
     /// are read where they are, also if their rows do not follow each other.
     ///
     /// # Errors
-    /// [`Error::Input`] if the part is not inside, or has another number of dimensions.
+    /// [`Error::Input`](crate::Error::Input) if the part is not inside, or has another number of dimensions.
     pub fn of_part(whole: TensorView<'_>, shape: &[u64], offsets: &[u64]) -> Result<Self> {
         let zeros = vec![0; whole.shape().len()];
         Ok(Self::from_lanes(Grid::new(whole, shape, offsets, &zeros)?.sum()))
