@@ -393,7 +393,7 @@ class Stream(Case):
                 ("out_of_range", made(block(b"\4\0", 1, b"", 1, b"\0" + b"\0" * 16))),
                 ("unknown_reference", made(block(b"\0\0", 1, b"", 10, b"\0\0"))),
                 ("length_mismatch", made(block(b"\0\0", 1, b"", 2, CONSTANT + b"\0"))),
-                ("not_ascending", made(one, attributes=b"\2\3\0\3\0")), ("unsupported", made(one, attributes=b"\1\4\0")),
+                ("not_ascending", made(one, attributes=b"\2\3\0\3\0")), ("unsupported", made(one, attributes=b"\1\6\0")),
                 ("unsupported", stream(frame(6, b""))), ("unsupported", stream(frame(0x7000, b""))),
                 ("length_mismatch", stream(frame(1, MAN + b"\0"))),
                 ("duplicate_name", stream(frame(1, manifest(("a", 2, []), ("a", 2, [])))))]:

@@ -483,7 +483,7 @@ fn names_cannot_control_the_terminal() {
 fn annotations_are_of_steps_and_tensors_and_json() {
     let dir = Dir::new();
     dir.well(&format!(
-        "encode {} -o x.gcu --codec topk:density=0.1 --rule *.bias=lossless --step 4",
+        "encode {} -o x.gcu --codec topk:density=0.1 --rule *.bias=lossless --step 4 --sender 0",
         workers()
     ));
     let all = dir.well("inspect x.gcu --annotate").out();
