@@ -76,9 +76,17 @@ impl Storages {
     }
 }
 
+/// Most bytes of an entry that is compressed, which PyTorch never does: the file may have a thousandth of
+/// them, and the values of a pickle take many times its bytes.
+const MAX_UNPACKED: u64 = 1 << 20;
+
 /// Returns the bytes of an archive's entry.
 pub(super) fn entry(archive: &mut Archive<'_>, name: &str, max_bytes: u64) -> Result<Vec<u8>> {
     let file = archive.by_name(name).map_err(|e| Failure::invalid(e).about(name))?;
+    let max_bytes = match file.compression() {
+        CompressionMethod::Stored => max_bytes,
+        _ => max_bytes.min(MAX_UNPACKED),
+    };
     let mut bytes = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| Failure::invalid(e).about(name))?;
     match bytes.len() as u64 > max_bytes {

@@ -16,7 +16,11 @@ const MANY: usize = 50_000;
 const LONG: usize = 1 << 20;
 
 fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    archive_as(CompressionMethod::Stored, entries)
+}
+
+fn archive_as(method: CompressionMethod, entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let stored = SimpleFileOptions::default().compression_method(method);
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, bytes) in entries {
         zip.start_file(*name, stored).unwrap();
@@ -226,14 +230,35 @@ fn descriptions_of_checkpoints_are_limited() {
         [text(number.to_string().as_bytes()), object("TensorStorageMetadata", &attributes.concat())].concat()
     };
     let tensors: Vec<u8> = (0..1000).flat_map(tensor).collect();
-    for (name, description) in [
-        ("paths", metadata(&long, b"", &places)),
-        ("names", metadata(&[&long[..], &bytes].concat(), &b"h\0h\x01".repeat(MANY), b"")),
-        ("chunks", metadata(&chunks.concat(), &tensors, b"")),
-    ] {
+    for (name, description) in
+        [("paths", metadata(&long, b"", &places)), ("chunks", metadata(&chunks.concat(), &tensors, b""))]
+    {
         let failure = parse(Kind::Distributed, description).unwrap_err();
         assert_eq!(failure.code, Code::Limit, "{name}: {failure}");
     }
+    let names = metadata(&[&long[..], &bytes].concat(), &b"h\0h\x01".repeat(MANY), b"");
+    assert!(parse(Kind::Distributed, names).unwrap_err().message.contains("two entries"));
+    // A tensor that has one chunk many times.
+    let dir = TempDir::new();
+    let file = saved(&[&view(&[1], &[1]), b"."]);
+    std::fs::write(dir.path("f"), &file).unwrap();
+    let key = [&text(b"fqn")[..], &text(b"0"), &text(b"offset"), &tuple(&[0])].concat();
+    let piece = [
+        &text(b"relative_path")[..],
+        &text(b"f"),
+        &text(b"offset"),
+        &number(0),
+        &text(b"length"),
+        &number(file.len() as u64),
+    ];
+    let place = [object("MetadataIndex", &key), object("_StorageInfo", &piece.concat())].concat();
+    let read = |chunks: &[u8]| {
+        let description = metadata(chunks, &tensor(0), &place);
+        Dump::parse(Kind::Distributed, Input::Owned(description), &dir.path(".metadata")).unwrap()
+    };
+    let once = [b"(", &object("ChunkStorageMetadata", &chunk)[..], b"lq\x000"].concat();
+    assert_eq!(read(&once).tensors[0].view().data(), b"abcd");
+    assert_eq!(read(&chunks.concat()).opaque[0].reason, "its chunk at [0] is listed twice");
 }
 
 #[test]
@@ -244,4 +269,15 @@ fn a_storage_ends_with_its_entry() {
     bytes[at] = 200;
     let failure = parse(Kind::Torch, bytes).unwrap_err();
     assert!(failure.message.contains("an entry of 200 bytes is stored in 4"), "{failure}");
+}
+
+#[test]
+fn compressed_pickles_are_short() {
+    let nothing = |len: usize| [b"\x80\x02(", &b"N".repeat(len)[..], b"t."].concat();
+    for (len, code) in [(1000, Code::Invalid), (2 << 20, Code::Limit)] {
+        let entries = [("a/data.pkl", &nothing(len)[..])];
+        let bytes = archive_as(CompressionMethod::Deflated, &entries);
+        assert_eq!(parse(Kind::Torch, bytes).unwrap_err().code, code, "{len}");
+        assert_eq!(parse(Kind::Torch, archive(&entries)).unwrap_err().code, Code::Invalid);
+    }
 }

@@ -5,7 +5,7 @@ use super::super::elements::Element;
 use super::super::pickle::{Id, Node, Pickle};
 use crate::fail::{Failure, Result};
 use crate::tensors::quoted;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Component, Path};
 
@@ -78,8 +78,13 @@ impl Reader<'_> {
     ) -> Result<Metadata> {
         let pickle = self.0;
         let mut found = Metadata { stored, ..Metadata::default() };
+        let mut names = HashSet::new();
         for [key, entry] in pickle.pairs(entries) {
             let name = pickle.text(*key).ok_or_else(|| Failure::invalid("an entry without a name"))?;
+            // Before their chunks are read, each time.
+            if !names.insert(name) {
+                return Err(Failure::invalid("it has two entries").about(quoted(name)));
+            }
             if pickle.class(*entry).is_some_and(|class| class.ends_with(".BytesStorageMetadata")) {
                 found.others.push((name.to_owned(), places.get(&(name, None)).copied()));
                 continue;

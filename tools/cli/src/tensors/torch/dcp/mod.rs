@@ -16,7 +16,7 @@ use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::output::{counted, warn};
 use gcodec::internal::elements;
 use metadata::{Metadata, Stored, Tensor};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -162,10 +162,17 @@ impl Files {
         stored: &[Stored],
         copies: &mut usize,
     ) -> std::result::Result<Data, String> {
-        let mut chunks = Vec::with_capacity(tensor.chunks.len());
+        let (mut chunks, mut seen) = (Vec::new(), HashSet::new());
         for chunk in &tensor.chunks {
             let about = |what: &str| format!("its chunk at {:?} {what}", chunk.offsets);
-            let stored = &stored[chunk.stored.ok_or_else(|| about("is in no file"))?];
+            let number = chunk.stored.ok_or_else(|| about("is in no file"))?;
+            // Each would be read each time. Ranks without elements may have one chunk.
+            match seen.insert(number) {
+                true => {}
+                false if chunk.sizes.contains(&0) => continue,
+                false => return Err(about("is listed twice")),
+            }
+            let stored = &stored[number];
             let place = format!("in {} at byte {:#x}", stored.file, stored.range.start);
             let data = self.piece(stored, tensor.element, &chunk.sizes, copies);
             let data = data.map_err(|e| about(&format!("{place}: {e}")))?;
