@@ -83,7 +83,7 @@ def test_a_forked_process_codes() -> None:
     assert gcodec.encode(array, CODEC) == expected
 
 
-def test_a_fork_while_other_threads_code() -> None:
+def fork_while_threads_code() -> None:
     array = numbers(2)
     expected = gcodec.encode(array, CODEC)
     stop = threading.Event()
@@ -104,6 +104,14 @@ def test_a_fork_while_other_threads_code() -> None:
     finally:
         stop.set()
         [thread.join() for thread in threads]
+
+
+def test_a_fork_while_other_threads_code() -> None:
+    # In a process of its own: JAX, which other tests load, has threads that do not survive a fork.
+    process = multiprocessing.get_context("spawn").Process(target=fork_while_threads_code)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def encode_elsewhere(codec: gcodec.Codec, tensor: gcodec.Tensor) -> tuple[bytes, gcodec.Codec]:
