@@ -76,7 +76,7 @@ pub(super) fn steps(table: &Table) -> [Step; 256] {
 /// Returns the reciprocal of [`Step`], for a frequency above 0.
 #[inline]
 fn reciprocal(freq: u32) -> u64 {
-    /// Of every frequency: a division takes longer than the step itself.
+    /// Reciprocals of all frequencies: a division takes longer than the step itself.
     static ALL: [u64; in_memory(1 << FREQ_BITS) + 1] = {
         let mut all = [0; in_memory(1 << FREQ_BITS) + 1];
         let mut freq = 1;

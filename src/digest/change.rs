@@ -10,7 +10,7 @@ use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::{Dtype, TensorView};
 
-/// What changes of elements add to the digest of their tensor or shard.
+/// The sum that changes of elements add to the digest of their tensor or shard.
 #[derive(Debug, Clone)]
 pub struct SumChange {
     dtype: Dtype,

@@ -158,7 +158,15 @@ fn nothing_is_lost_where_something_is_there() {
         (2, "is another file; --force", "decompress w.safetensors.gcu -o v.safetensors --remove"),
         (2, "it is a stream by its name", "compress w.safetensors.gcu"),
         (2, "does not end in .gcu: give -o", "decompress w.safetensors"),
-        (2, "several files for one output", "compress v.safetensors w.safetensors -o x.gcu"),
+        (2, "two files would have this result", "compress v.safetensors w.safetensors -o x.gcu"),
+        (2, "the output is also an input", "compress w.safetensors -o w.safetensors --force --remove"),
+        (
+            2,
+            "the output is also an input",
+            "decompress w.safetensors.gcu -o w.safetensors.gcu --force --remove",
+        ),
+        (2, "--remove is for results in files", "compress w.safetensors -o - --remove"),
+        (2, "--remove is for results in files", "decompress w.safetensors.gcu -o /dev/null --remove"),
         (74, "nothing.npy", "compress nothing.npy"),
     ];
     for (code, words, line) in refusals {
@@ -166,6 +174,14 @@ fn nothing_is_lost_where_something_is_there() {
         assert_eq!(dir.files(), before, "{line}");
         assert!(bytes(&dir.path("w.safetensors.gcu")) == stream, "{line}");
     }
+    dir.well("decompress w.safetensors.gcu -o /dev/null");
+    // Files of one name in two folders.
+    for folder in ["a", "b"] {
+        std::fs::create_dir(dir.path(folder)).unwrap();
+        std::fs::copy(dir.path("v.safetensors"), dir.path(folder).join("v.safetensors")).unwrap();
+    }
+    dir.fails(2, "two files would have this result", "compress a b -o all --force --remove");
+    assert!(dir.path("a/v.safetensors").exists() && dir.path("b/v.safetensors").exists());
     dir.well("compress v.safetensors -o w.safetensors.gcu --force");
     dir.well("decompress w.safetensors.gcu -o w.safetensors --force");
     assert!(bytes(&dir.path("w.safetensors")) == bytes(&dir.path("v.safetensors")));

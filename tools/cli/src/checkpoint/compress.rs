@@ -1,7 +1,7 @@
 //! `gcodec compress`: whole files of tensors as streams that give them back byte for byte.
 
 use super::around::Around;
-use super::files::{self, Job};
+use super::files::{self, Fates, Job};
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::Input;
 use crate::options::LimitArgs;
@@ -41,12 +41,8 @@ pub(crate) struct Args {
     /// Stream to write, or folder for those of a folder [default: beside each file]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// Remove each file when its stream is on the disk
-    #[arg(long)]
-    remove: bool,
-    /// Replace a stream that is there and is not that of the file
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    fates: Fates,
 }
 
 /// Lengths of files and their streams.
@@ -65,10 +61,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         let name = path.file_name()?.to_str()?;
         (!is_stream).then(|| path.with_file_name(format!("{name}.gcu")))
     };
-    let jobs = files::jobs(&args.inputs, args.output.as_deref(), stream_of, "it is a stream by its name")?;
-    if args.output.is_some() && jobs.iter().filter(|job| !job.in_folder).count() > 1 {
-        return Err(Failure::usage("several files for one output: leave out -o, or give a folder"));
-    }
+    let jobs = files::jobs(
+        &args.inputs,
+        args.output.as_deref(),
+        &args.fates,
+        stream_of,
+        "it is a stream by its name",
+    )?;
     let (mut totals, start) = (Totals::default(), Instant::now());
     let progress = Progress::new(jobs.len() as u64, "compressing", false);
     for job in &jobs {
@@ -107,22 +106,19 @@ impl Args {
     fn compress(&self, job: &Job) -> Result<Option<(u64, u64)>> {
         let Some(file) = laid(job)? else { return Ok(None) };
         let bytes = file.bytes.len() as u64;
-        if fs::exists(&job.to).in_output(&job.to)? {
+        if job.to.is_file() {
             let is_same = Input::open(&job.to, 0).and_then(|stream| compare(&file.bytes, &stream));
-            if is_same.is_err() && !self.force {
+            if is_same.is_err() && !self.fates.force {
                 let what = "is there, and is not the stream of this file; --force replaces it";
                 return Err(Failure::usage(format_args!("{} {what}", job.to.display())));
             }
             if is_same.is_ok() {
                 let stream = fs::metadata(&job.to).in_output(&job.to)?.len();
-                self.removed(job)?;
+                job.end(&self.fates)?;
                 return Ok(Some((bytes, stream)));
             }
         }
-        if let Some(folder) = job.to.parent().filter(|folder| job.in_folder && !folder.as_os_str().is_empty())
-        {
-            fs::create_dir_all(folder).in_output(folder)?;
-        }
+        job.make_folder()?;
         let mut out = write(&file, Output::create(&job.to)?).map_err(|failure| match failure.code {
             Code::Io => failure.in_output(&job.to),
             _ => failure,
@@ -133,12 +129,8 @@ impl Args {
         }
         let stream = written.map_or(0, |written| written.len() as u64);
         out.finish().in_output(&job.to)?;
-        self.removed(job)?;
+        job.end(&self.fates)?;
         Ok(Some((bytes, stream)))
-    }
-
-    fn removed(&self, job: &Job) -> Result<()> {
-        if self.remove { fs::remove_file(&job.from).in_file(&job.from) } else { Ok(()) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `gcodec decompress`: the files of which `gcodec compress` made streams.
 
 use super::around::Around;
-use super::files::{self, Job};
+use super::files::{self, Fates, Job};
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::Input;
 use crate::options::LimitArgs;
@@ -29,12 +29,8 @@ pub(crate) struct Args {
     /// File to write, or folder for those of a folder [default: beside each stream, without .gcu]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// Remove each stream when its file is on the disk
-    #[arg(long)]
-    remove: bool,
-    /// Replace a file that is there and is another one
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    fates: Fates,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -45,11 +41,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         let is_stream = path.extension().is_some_and(|extension| extension == "gcu");
         is_stream.then(|| path.with_extension(""))
     };
-    let jobs =
-        files::jobs(&args.inputs, args.output.as_deref(), file_of, "its name does not end in .gcu: give -o")?;
-    if args.output.is_some() && jobs.iter().filter(|job| !job.in_folder).count() > 1 {
-        return Err(Failure::usage("several streams for one output: leave out -o, or give a folder"));
-    }
+    let jobs = files::jobs(
+        &args.inputs,
+        args.output.as_deref(),
+        &args.fates,
+        file_of,
+        "its name does not end in .gcu: give -o",
+    )?;
     let (mut files, mut bytes, start) = (0, 0, Instant::now());
     let progress = Progress::new(jobs.len() as u64, "decompressing", false);
     for job in &jobs {
@@ -80,35 +78,27 @@ impl Args {
                 false => Err(Failure::usage("not of `gcodec compress`: `gcodec decode` decodes its updates")),
             };
         };
-        if !self.force && fs::exists(&job.to).in_output(&job.to)? {
+        if !self.fates.force && job.to.is_file() {
             return match is_there(&around, &job.to)? {
-                true => self.removed(job).map(|()| Some(around.bytes)),
+                true => job.end(&self.fates).map(|()| Some(around.bytes)),
                 false => {
                     let what = "is there, and is another file; --force replaces it";
                     Err(Failure::usage(format_args!("{} {what}", job.to.display())))
                 }
             };
         }
-        if let Some(folder) = job.to.parent().filter(|folder| job.in_folder && !folder.as_os_str().is_empty())
-        {
-            fs::create_dir_all(folder).in_output(folder)?;
-        }
+        job.make_folder()?;
         let mut out = Output::create(&job.to)?;
         around.write(&updates, &mut |bytes| out.write_all(bytes).in_output(&job.to))?;
         out.finish().in_output(&job.to)?;
-        self.removed(job)?;
+        job.end(&self.fates)?;
         Ok(Some(around.bytes))
-    }
-
-    fn removed(&self, job: &Job) -> Result<()> {
-        if self.remove { fs::remove_file(&job.from).in_file(&job.from) } else { Ok(()) }
     }
 }
 
 /// Whether the file at `path` is the one that was compressed.
 fn is_there(around: &Around, path: &Path) -> Result<bool> {
-    let metadata = fs::metadata(path).in_output(path)?;
-    if !metadata.is_file() || metadata.len() != around.bytes {
+    if fs::metadata(path).in_output(path)?.len() != around.bytes {
         return Ok(false);
     }
     let mut hasher = blake3::Hasher::new();

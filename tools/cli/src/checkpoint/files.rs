@@ -1,9 +1,23 @@
 //! The files that a command takes: one, or those of a folder.
 
-use crate::fail::{Failure, InFile, Result};
+use crate::fail::{Failure, InFile, InOutput, Result};
+use crate::input::is_standard;
+use crate::options::check_output_is_new;
 use crate::order;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Options on files that are there.
+#[derive(Debug, clap::Args)]
+pub(super) struct Fates {
+    /// Remove each input when its result is on the disk
+    #[arg(long)]
+    remove: bool,
+    /// Replace a result that is there and is that of another file
+    #[arg(long)]
+    pub(super) force: bool,
+}
 
 /// A file, and where its result goes.
 #[derive(Debug)]
@@ -14,14 +28,30 @@ pub(super) struct Job {
     pub(super) in_folder: bool,
 }
 
+impl Job {
+    /// Makes the folder of the result, if that is one of a folder's.
+    pub(super) fn make_folder(&self) -> Result<()> {
+        match self.to.parent().filter(|folder| self.in_folder && !folder.as_os_str().is_empty()) {
+            Some(folder) => fs::create_dir_all(folder).in_output(folder),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes the input, if that is wanted: its result is on the disk.
+    pub(super) fn end(&self, fates: &Fates) -> Result<()> {
+        if fates.remove { fs::remove_file(&self.from).in_file(&self.from) } else { Ok(()) }
+    }
+}
+
 /// Most folders within each other.
 const DEPTH: usize = 32;
 
 /// Returns the files of the inputs. `rename`: the name of a result, or `None` for a file that is not for this
-/// command, of which `refusal` says what to do.
+/// command, of which `refusal` says what to do. Two files never have one result, nor one that is a file.
 pub(super) fn jobs(
     inputs: &[PathBuf],
     output: Option<&Path>,
+    fates: &Fates,
     rename: impl Fn(&Path) -> Option<PathBuf>,
     refusal: &str,
 ) -> Result<Vec<Job>> {
@@ -42,6 +72,17 @@ pub(super) fn jobs(
                 _ => to,
             };
             jobs.push(Job { from, to, in_folder: true });
+        }
+    }
+    let mut results = HashSet::new();
+    for job in &jobs {
+        check_output_is_new(&job.to, [&job.from])?;
+        // What is removed must not have gone into a pipe, where nobody can compare it.
+        if fates.remove && (is_standard(&job.to) || fs::metadata(&job.to).is_ok_and(|to| !to.is_file())) {
+            return Err(Failure::usage("--remove is for results in files").in_output(&job.to));
+        }
+        if !results.insert(&job.to) {
+            return Err(Failure::usage("two files would have this result").in_output(&job.to));
         }
     }
     Ok(jobs)
