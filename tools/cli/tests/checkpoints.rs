@@ -117,13 +117,18 @@ fn folders_are_compressed_whole_and_can_be_repeated() {
     }
     std::fs::write(dir.path("run/config.json"), "{\"hidden\": 64}").unwrap();
     std::fs::write(dir.path("run/empty"), "").unwrap();
+    // A file that was not copied to its end.
+    let whole = bytes(&place("worker.safetensors"));
+    std::fs::write(dir.path("run/cut.safetensors"), &whole[..whole.len() / 2]).unwrap();
     let before: Vec<_> = names.iter().map(|name| bytes(&place(name))).collect();
     let run = dir.well("compress run");
     assert!(
-        run.err.contains("10 files") && run.err.contains("2 other files left as they are"),
+        run.err.contains("10 files") && run.err.contains("3 other files left as they are"),
         "{}",
         run.err
     );
+    assert!(run.err.contains("cut.safetensors: left as it is: "), "{}", run.err);
+    dir.fails(3, "cut.safetensors", "compress run/cut.safetensors");
     // Again: each stream is compared with its file. A stopped command left some of them.
     std::fs::remove_file(dir.path("run/config.json")).unwrap();
     let stream = |name: &str| place(name).with_file_name(format!("{name}.gcu"));

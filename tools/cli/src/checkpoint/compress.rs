@@ -5,11 +5,12 @@ use super::files::{self, Fates, Job};
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::Input;
 use crate::options::LimitArgs;
-use crate::output::{Output, counted, human_bytes, note, real};
+use crate::output::{Output, counted, human_bytes, note, real, warn};
 use crate::plan;
 use crate::progress::Progress;
 use crate::stream::Updates;
-use crate::tensors::{Laid, kind};
+use crate::tensors::Laid;
+use crate::tensors::kind::{self, Kind};
 use gcodec::compress::{self, Options};
 use gcodec::frame::{Metadata, UpdateHeader};
 use gcodec::stream::EncodeOptions;
@@ -104,10 +105,10 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 impl Args {
     /// Compresses a file. Returns its length and that of its stream; `None` if it is left as it is.
     fn compress(&self, job: &Job) -> Result<Option<(u64, u64)>> {
-        let Some(file) = laid(job)? else { return Ok(None) };
-        let bytes = file.bytes.len() as u64;
+        let Some(source) = Source::read(job)? else { return Ok(None) };
+        let file = &source.laid.bytes;
         if job.to.is_file() {
-            let is_same = Input::open(&job.to, 0).and_then(|stream| compare(&file.bytes, &stream));
+            let is_same = Input::open(&job.to, 0).and_then(|stream| compare(file, &stream));
             if is_same.is_err() && !self.fates.force {
                 let what = "is there, and is not the stream of this file; --force replaces it";
                 return Err(Failure::usage(format_args!("{} {what}", job.to.display())));
@@ -115,51 +116,68 @@ impl Args {
             if is_same.is_ok() {
                 let stream = fs::metadata(&job.to).in_output(&job.to)?.len();
                 job.end(&self.fates)?;
-                return Ok(Some((bytes, stream)));
+                return Ok(Some((file.len() as u64, stream)));
             }
         }
         job.make_folder()?;
-        let mut out = write(&file, Output::create(&job.to)?).map_err(|failure| match failure.code {
+        let mut out = write(&source, Output::create(&job.to)?).map_err(|failure| match failure.code {
             Code::Io => failure.in_output(&job.to),
             _ => failure,
         })?;
         let written = out.written().in_output(&job.to)?;
         if let Some(written) = &written {
-            compare(&file.bytes, written)?;
+            compare(file, written)?;
         }
         let stream = written.map_or(0, |written| written.len() as u64);
         out.finish().in_output(&job.to)?;
         job.end(&self.fates)?;
-        Ok(Some((bytes, stream)))
+        Ok(Some((file.len() as u64, stream)))
     }
 }
 
-/// Reads a file and finds its tensors; `None` for one of a folder that is no file of tensors, or whose
-/// tensors do not lie in it as they are.
-fn laid(job: &Job) -> Result<Option<Laid>> {
-    let input = Input::open(&job.from, 0)?;
-    match kind::Kind::of(&input) {
-        Err(_) if job.in_folder => return Ok(None),
-        Ok(kind) if kind.is_alone() => {}
-        Ok(_) if job.in_folder => return Ok(None),
-        Ok(kind) => return Err(Failure::usage(format_args!("{} is not compressed as a file", kind.name()))),
-        Err(failure) => return Err(failure),
-    }
-    let laid = Laid::read(input, &job.from)?;
-    match laid.places.is_empty() {
-        false => Ok(Some(laid)),
-        true if job.in_folder => Ok(None),
-        true => {
-            Err(Failure::usage("none of its tensors lies in it as it is: it is compressed already, or empty"))
+/// A file that is compressed.
+struct Source {
+    laid: Laid,
+    around: Around,
+}
+
+impl Source {
+    /// Reads a file; `None` for one of a folder that is left as it is, with a warning if it has tensors.
+    fn read(job: &Job) -> Result<Option<Self>> {
+        let input = Input::open(&job.from, 0)?;
+        let kind = match kind::of_file(&job.from, &input) {
+            Ok(kind) if kind.is_alone() => kind,
+            _ if job.in_folder => return Ok(None),
+            Ok(kind) => {
+                return Err(Failure::usage(format_args!("{} is not compressed as a file", kind.name())));
+            }
+            Err(failure) => return Err(failure),
+        };
+        match Self::of(kind, input, &job.from) {
+            Err(failure) if job.in_folder && failure.code != Code::Io => {
+                warn(format_args!("{}: left as it is: {}", job.from.display(), failure.message));
+                Ok(None)
+            }
+            read => read.map(Some),
         }
+    }
+
+    fn of(kind: Kind, input: Input, path: &Path) -> Result<Self> {
+        let laid = Laid::read(kind, input, path)?;
+        if laid.places.is_empty() {
+            let what = "none of its tensors lies in it as it is: it is compressed already, or empty";
+            return Err(Failure::usage(what));
+        }
+        let around = Around::of(&laid.bytes, &laid.places)?;
+        Ok(Self { laid, around })
     }
 }
 
 /// Writes the stream of a file.
-fn write(file: &Laid, out: Output) -> Result<Output> {
-    let around = Around::of(&file.bytes, &file.places)?;
+fn write(source: &Source, out: Output) -> Result<Output> {
+    let file = &source.laid;
     let mut entries = file.metadata.clone();
-    entries.extend([around.entry()?]);
+    entries.extend([source.around.entry()?]);
     let named = || file.tensors.iter().map(|tensor| (tensor.name(), tensor.view()));
     let manifest = plan::manifest_of(named())?;
     let inputs: Vec<_> = named()

@@ -1,6 +1,7 @@
 //! Tensors with the places of their elements in their file.
 
-use super::{Data, Dump, NamedTensor, Room, kind};
+use super::kind::Kind;
+use super::{Data, Dump, NamedTensor, Room};
 use crate::fail::Result;
 use crate::input::Input;
 use std::cmp::Reverse;
@@ -22,10 +23,9 @@ pub(crate) struct Laid {
 
 impl Laid {
     /// Reads the tensors of a file.
-    pub(crate) fn read(input: Input, path: &Path) -> Result<Self> {
+    pub(crate) fn read(kind: Kind, input: Input, path: &Path) -> Result<Self> {
         let bytes = Arc::new(input);
-        let mut dump =
-            Dump::of_input(kind::of_file(path, &bytes)?, &bytes, path, &mut Room::default())?.whole(path)?;
+        let mut dump = Dump::of_input(kind, &bytes, path, &mut Room::default())?.whole(path)?;
         dump.carry();
         let place = |tensor: &NamedTensor| match &tensor.data {
             Data::Shared { input, range } if Arc::ptr_eq(input, &bytes) => Some(range.clone()),
