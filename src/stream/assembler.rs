@@ -13,7 +13,7 @@ use crate::frame::{
     BlockOrder, Digest, Manifest, TensorInfo, UpdateHeader, UpdatePart, run_digest, tensor_digest,
 };
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
-use crate::stream::bases::{Base, Runs, base_of, check_hashes, check_sums};
+use crate::stream::bases::{Base, ListedRuns, base_of, check_hashes, check_sums};
 use crate::stream::buffers::{Buffer, copy, places, span};
 use crate::tensor::{TensorBuf, TensorView};
 
@@ -44,8 +44,8 @@ pub struct Assembler<'b> {
     /// Whether the update is a delta.
     is_delta: bool,
     /// The runs of tensors that a delta changes.
-    hashed: Runs<Digest>,
-    summed: Runs<SumDigest>,
+    hashed: ListedRuns<Digest>,
+    summed: ListedRuns<SumDigest>,
     applied: Applied,
 }
 
@@ -104,8 +104,8 @@ impl<'b> Assembler<'b> {
             manifest: Arc::clone(manifest),
             base: BTreeMap::new(),
             is_delta: false,
-            hashed: Runs::default(),
-            summed: Runs::default(),
+            hashed: ListedRuns::default(),
+            summed: ListedRuns::default(),
             applied: Applied::Nothing,
         })
     }
@@ -141,7 +141,7 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// [`Error::Input`] if the manifest has another type or shape for the tensor.
     pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
-        self.set_base(name, Base { tensor, digest: None, sum: None })
+        self.set_base(name, Base { tensor, digest: None })
     }
 
     /// As [`Self::base`], for a tensor whose digest ([`tensor_digest`]) the caller knows, as
@@ -150,7 +150,7 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// As [`Self::base`].
     pub fn base_with_digest(&mut self, name: &str, tensor: TensorView<'b>, digest: Digest) -> Result<()> {
-        self.set_base(name, Base { tensor, digest: Some(digest), sum: None })
+        self.set_base(name, Base { tensor, digest: Some(digest) })
     }
 
     fn set_base(&mut self, name: &str, base: Base<'b>) -> Result<()> {

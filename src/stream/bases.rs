@@ -16,8 +16,6 @@ pub(super) struct Base<'b> {
     pub(super) tensor: TensorView<'b>,
     /// Its digest, if the caller knows it.
     pub(super) digest: Option<Digest>,
-    /// Its share in sums, if the caller knows it.
-    pub(super) sum: Option<SumDigest>,
 }
 
 /// Returns the base of a tensor of the manifest.
@@ -31,15 +29,15 @@ pub(super) fn base_of<'b>(
 }
 
 /// Runs of tensors that the parts of a delta list, by their first tensor.
-pub(super) struct Runs<D>(BTreeMap<u64, Delta<D>>);
+pub(super) struct ListedRuns<D>(BTreeMap<u64, Delta<D>>);
 
-impl<D> Default for Runs<D> {
+impl<D> Default for ListedRuns<D> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<D: Copy + PartialEq> Runs<D> {
+impl<D: Copy + PartialEq> ListedRuns<D> {
     /// Adds those runs of a part that have a wanted tensor. Returns those that no earlier part listed.
     ///
     /// # Errors
@@ -96,10 +94,7 @@ pub(super) fn check_sums<'b>(
 ) -> Result<()> {
     compare(
         runs,
-        |number| {
-            let base = base(number)?;
-            base.sum.map_or_else(|| manifest.tensors()[in_memory(number)].sum_digest(base.tensor), Ok)
-        },
+        |number| manifest.tensors()[in_memory(number)].sum_digest(base(number)?.tensor),
         |shares| shares.iter().copied().sum(),
     )
 }
