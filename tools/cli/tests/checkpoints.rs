@@ -228,6 +228,7 @@ fn damaged_and_hostile_streams_leave_nothing() {
         "7".to_owned(),
         "{}".to_owned(),
         around(1200, "[0,0]", r#"{"text":""}"#),
+        around(1199, "[0,0]", r#"{"text":""}"#),
         around(1200, "[0]", r#"{"text":""}"#),
         around(1200, "[0,0,0]", r#"{"text":""}"#),
         around(1201, "[1,0]", r#"{"text":""}"#),

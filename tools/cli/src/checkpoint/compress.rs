@@ -105,8 +105,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 impl Args {
     /// Compresses a file. Returns its length and that of its stream; `None` if it is left as it is.
     fn compress(&self, job: &Job) -> Result<Option<(u64, u64)>> {
-        let Some(source) = Source::read(job)? else { return Ok(None) };
-        let file = &source.laid.bytes;
+        let Some(original) = Original::read(job)? else { return Ok(None) };
+        let file = &original.laid.bytes;
         if job.to.is_file() {
             let is_same = Input::open(&job.to, 0).and_then(|stream| compare(file, &stream));
             if is_same.is_err() && !self.fates.force {
@@ -120,7 +120,7 @@ impl Args {
             }
         }
         job.make_folder()?;
-        let mut out = write(&source, Output::create(&job.to)?).map_err(|failure| match failure.code {
+        let mut out = write(&original, Output::create(&job.to)?).map_err(|failure| match failure.code {
             Code::Io => failure.in_output(&job.to),
             _ => failure,
         })?;
@@ -136,12 +136,12 @@ impl Args {
 }
 
 /// A file that is compressed.
-struct Source {
+struct Original {
     laid: Laid,
     around: Around,
 }
 
-impl Source {
+impl Original {
     /// Reads a file; `None` for one of a folder that is left as it is, with a warning if it has tensors.
     fn read(job: &Job) -> Result<Option<Self>> {
         let input = Input::open(&job.from, 0)?;
@@ -174,10 +174,10 @@ impl Source {
 }
 
 /// Writes the stream of a file.
-fn write(source: &Source, out: Output) -> Result<Output> {
-    let file = &source.laid;
+fn write(original: &Original, out: Output) -> Result<Output> {
+    let file = &original.laid;
     let mut entries = file.metadata.clone();
-    entries.extend([source.around.entry()?]);
+    entries.extend([original.around.entry()?]);
     let named = || file.tensors.iter().map(|tensor| (tensor.name(), tensor.view()));
     let manifest = plan::manifest_of(named())?;
     let inputs: Vec<_> = named()
