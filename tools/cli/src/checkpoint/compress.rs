@@ -27,9 +27,9 @@ use std::time::Instant;
 /// from it and compared.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Files: .safetensors, .pt and other files of torch.save, .npy, .npz that is not deflated, .gguf. In a
-folder, other files are left as they are. A file whose stream is there already is compared with it and
-skipped, so that a stopped command can be repeated.
+Files: .safetensors, .pt and other files of torch.save, .npy, .npz that is not deflated, .gguf. In
+a folder, other files are left as they are. A file whose stream is there already is compared with
+it and skipped, so that a stopped command can be repeated.
 
 Examples:
   gcodec compress model.safetensors
