@@ -367,8 +367,9 @@ impl Bench {
         }
         self.baselines(flat);
         let view = flat.tensors[0].view();
-        let columns = view.elements().min(8192);
-        let count = view.elements() / columns * columns;
+        // Whole rows of each type and length: f32 has half as many elements in these bytes.
+        let columns = 1 << (view.elements() / 2).clamp(1, 8192).ilog2();
+        let count = view.elements() / (2 * columns) * (2 * columns);
         let data = &view.data()[..2 * count as usize];
         let shaped = |dtype: Dtype, columns: u64| {
             let rows = 8 * data.len() as u64 / u64::from(dtype.bits()) / columns;
