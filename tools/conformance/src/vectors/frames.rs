@@ -112,6 +112,12 @@ fn models(area: &mut Area) {
     area.invalid("model-other-weights", "MOD-1", "not_canonical", of(b"abc", 3, 1, b"abd"));
     area.invalid("model-storage-3", "CNV-4", "out_of_range", of(b"abc", 3, 3, b"abc"));
     area.invalid("model-zstd-damaged", "MOD-1", "length_mismatch", of(b"abc", 3, 2, b"abc"));
+    let referenced = bytes().raw(hash(b"abc")).text("g").text("another").v(5).u8(0).text("elsewhere");
+    let contained = bytes().raw(hash(b"abc")).text("f").text("n").v(3).u8(1).raw(b"abc");
+    area.valid("model-twice", "MOD-1", {
+        stream().frame(MODEL, 0, referenced).frame(MODEL, 0, contained).done()
+    })
+    .notes("of one id, whose other fields differ");
     let location = |text: Bytes| of(b"abc", 3, 0, &text.0);
     area.invalid("model-location-not-utf8", "CNV-3", "invalid_utf8", location(bytes().text([0xff])));
     area.invalid("model-location-long", "CNV-6", "length_mismatch", location(bytes().text("x").u8(0)));
@@ -141,12 +147,13 @@ fn metadata(area: &mut Area) {
         stream().frame(METADATA, 0, bytes().u8(2).v(0)).done(),
     );
     // A handmade zstd frame of one raw block: magic, descriptor (single segment, length in one byte),
-    // length, block.
-    let zstd = |plain: &[u8]| {
-        let head = bytes().u32(0xfd2f_b528).u8(0x20).u8(plain.len() as u8);
+    // dictionary, length, block.
+    let with = |descriptor: u8, dictionary: &[u8], plain: &[u8]| {
+        let head = bytes().u32(0xfd2f_b528).u8(0x20 | descriptor).raw(dictionary).u8(plain.len() as u8);
         let block = (plain.len() as u32) << 3 | 1;
         head.raw(&block.to_le_bytes()[..3]).raw(plain)
     };
+    let zstd = |plain: &[u8]| with(0, &[], plain);
     let packed = |len: u64, frame: Bytes| stream().frame(METADATA, 0, bytes().u8(1).v(len).raw(frame)).done();
     let entries = bytes().v(1).text("key").text("value").0;
     let len = entries.len() as u64;
@@ -155,6 +162,14 @@ fn metadata(area: &mut Area) {
     area.invalid("zstd-grows-to-less", "MET-2", "length_mismatch", packed(len + 1, zstd(&entries)));
     area.invalid("zstd-and-more", "MET-2", "length_mismatch", packed(len, zstd(&entries).u8(0)));
     area.invalid("zstd-damaged", "MET-2", "length_mismatch", packed(len, bytes().u32(0)));
+    let checked = |checksum: u32| packed(len, with(4, &[], &entries).u32(checksum));
+    area.valid("zstd-checksum", "MET-2", checked(0x9c04_b951)).notes("the low half of the content's XXH64");
+    area.invalid("zstd-other-checksum", "MET-2", "length_mismatch", checked(0x9c04_b950));
+    area.valid("zstd-dictionary-0", "MET-2", packed(len, with(1, &[0], &entries)))
+        .notes("a Dictionary_ID of 0 is no dictionary");
+    area.invalid("zstd-dictionary-7", "MET-2", "length_mismatch", packed(len, with(1, &[7], &entries)));
+    let skippable = bytes().u32(0x184d_2a50).u32(len as u32).raw(&entries);
+    area.invalid("zstd-skippable", "MET-2", "length_mismatch", packed(len, skippable));
 }
 
 fn indexes(area: &mut Area) {
@@ -163,6 +178,10 @@ fn indexes(area: &mut Area) {
     let two = Update { step: 1, sender: 5, ..update(&man, [block(several(0, 2), ALL(), ones())]) };
     let made = || stream().manifest(&man).update(&one).frame(0xf000, 0, [1]).update(&two);
     area.valid("index", "IDX-1 END-2", made().index().done());
+    area.valid("index-without-blocks", "IDX-1", {
+        stream().manifest(&man).update(&update(&man, [])).index().done()
+    })
+    .notes("head_len is the whole body");
     let first = stream().manifest(&man).update(&one).index().done();
     area.valid("index-as-encoded", "IDX-1 END-2 CAN-1", first).encoded();
     let listing = made().listing().0;

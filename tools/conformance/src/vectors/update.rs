@@ -43,6 +43,8 @@ fn updates(area: &mut Area) {
     .notes("the tensors are those of the last update alone");
     let body = bytes().raw(hash(man())).v(300).v(2).v(17).v(64).v(63).v(500).u8(2).v(0).v(0).v(0).v(0);
     area.valid("all-fields", "CNV-2", stream().manifest(man()).frame(UPDATE, LAST, body).done());
+    area.valid("step-beyond-53-bits", "CNV-2", with(Update { step: (1 << 53) + 1, ..update(&man(), []) }))
+        .notes("not a number of binary64");
     area.valid("reduction-sum", "CNV-4", with(Update { reduction: 1, ..update(&man(), []) }));
     area.valid("label", "UPD-7 UPD-4", with(update(&man(), []).attribute(1, bytes().raw("topk:größe"))))
         .encoded();
