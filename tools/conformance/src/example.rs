@@ -1,6 +1,7 @@
 //! The worked examples of the spec: small streams, encoded and annotated by `gcodec`, so that they stay up to
 //! date.
 
+mod classed;
 mod segment;
 
 use std::process::Command;
@@ -49,12 +50,12 @@ fn page() -> Result<String> {
         "This page is informative. `cargo xtask example --write` makes it. The first example is a stream of {} bytes: \
          metadata, a manifest of three tensors, and an update. In the update, Sparse Binary Compression sends 3 of the \
          32 elements of `w`, `b` is sent as powers of two, and the counter `n` losslessly. The update also has a \
-         label, and the segment ends in an index. The second example decodes entropy-coded positions step by step.",
+         label, and the segment ends in an index. The second example decodes entropy-coded positions step by step, the others positions in classes.",
         stream.len()
     );
-    let tokens = tokens()?;
+    let (tokens, classed) = (tokens()?, classed::section(self::annotated)?);
     Ok(format!(
-        "# Worked examples\n\n{}\n## A stream\n\n```text\n{}\n```\n\n{tokens}",
+        "# Worked examples\n\n{}\n## A stream\n\n```text\n{}\n```\n\n{tokens}\n{classed}",
         paragraph(&about),
         annotated.trim_end()
     ))

@@ -5,13 +5,13 @@ use std::fmt::Write;
 use crate::Result;
 
 /// A bit plane, read one field at a time.
-struct Plane<'a> {
-    bytes: &'a [u8],
-    at: usize,
+pub(super) struct Plane<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) at: usize,
 }
 
-impl Plane<'_> {
-    fn field(&mut self, width: u32) -> u32 {
+impl<'a> Plane<'a> {
+    pub(super) fn field(&mut self, width: u32) -> u32 {
         let bit = |i: usize| u32::from(self.bytes.get(i / 8).is_some_and(|byte| byte >> (i % 8) & 1 == 1));
         let value = (0..width).fold(0, |value, i| value | bit(self.at + i as usize) << i);
         self.at += width as usize;
@@ -19,18 +19,18 @@ impl Plane<'_> {
     }
 
     /// Returns the bytes after the plane.
-    fn rest(&self) -> &[u8] {
+    pub(super) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at.div_ceil(8)..).unwrap_or_default()
     }
 }
 
 /// A frequency table (7.2).
-struct Frequencies {
-    of: [u32; 256],
+pub(super) struct Frequencies {
+    pub(super) of: [u32; 256],
 }
 
 impl Frequencies {
-    fn read(plane: &mut Plane<'_>) -> Self {
+    pub(super) fn read(plane: &mut Plane<'_>) -> Self {
         let mut of = [0; 256];
         let first = plane.field(8) as usize;
         let (last, rest) = (first + plane.field(8) as usize, first + plane.field(8) as usize);
@@ -45,16 +45,16 @@ impl Frequencies {
         Self { of }
     }
 
-    fn start(&self, symbol: usize) -> u32 {
+    pub(super) fn start(&self, symbol: usize) -> u32 {
         self.of[..symbol].iter().sum()
     }
 
     /// Returns the symbol that owns a slot.
-    fn owner(&self, slot: u32) -> usize {
+    pub(super) fn owner(&self, slot: u32) -> usize {
         (0..256).find(|&s| slot < self.start(s) + self.of[s]).unwrap_or(0)
     }
 
-    fn to_markdown(&self) -> String {
+    pub(super) fn to_markdown(&self) -> String {
         let mut out = "| token | frequency | slots |\n|---|---|---|\n".to_owned();
         for (token, &frequency) in self.of.iter().enumerate().filter(|(_, frequency)| **frequency > 0) {
             let start = self.start(token);

@@ -21,6 +21,50 @@ pub(crate) fn add(area: &mut Area) {
     by_base(area);
     signs(area);
     runs(area);
+    let base = Tensor::bf16(&EXAMPLE_BASE).json();
+    area.valid("example-by-base", "CLS-3 CLS-4 CLS-9", example_by_base())
+        .base(json!({ "w": base }))
+        .tensors()
+        .notes("spec/examples.md");
+    area.valid("example-by-rows-and-columns", "CLS-3 CLS-4", example_by_rows_and_columns())
+        .tensors()
+        .notes("spec/examples.md");
+}
+
+/// Elements of bf16 that the worked example of the spec changes.
+pub(crate) const EXAMPLE_BASE: [u16; 10] =
+    [0x3f00, 0x3d00, 0xbe80, 0x3c00, 0x3f80, 0xbc40, 0x3ea0, 0x3cc0, 0xbf40, 0x3bc0];
+
+/// Returns the worked example of rule 1: class 0 has the elements 0, 4 and 8, class 1 has 1, 2 and 6, and
+/// class 2 has 3, 5, 7 and 9.
+pub(crate) fn example_by_base() -> Vec<u8> {
+    let groups = [
+        Group(1, 1, false, &[(2, 1)]),
+        Group(1, 0, false, &[(1, 0)]),
+        Group(1, 0, false, &[(0, 0), (0, 0), (1, 0)]),
+    ];
+    let changed = [(8, 0xbf3f), (2, 0xbe81), (3, 0x3c01), (5, 0xbc3e), (9, 0x3bbf)];
+    let mut new = EXAMPLE_BASE;
+    changed.into_iter().for_each(|(element, bits): (usize, u16)| new[element] = bits);
+    let man = manifest(&[("w", BF16, &[10])]);
+    let support = bounds(&[126, 122]).raw(coded(&groups));
+    let block = block(whole(0), (9, support), (10, bytes().packed(3, &[2, 1, 2, 4, 1])));
+    let entry = delta(&[(0, 0, Tensor::bf16(&EXAMPLE_BASE).digest(), Tensor::bf16(&new).digest())]);
+    stream().manifest(&man).update(&update(&man, [block]).attribute(2, entry)).done()
+}
+
+/// Returns the worked example of rule 2: a matrix with the row symbols 0, 1 and the column symbols 0, 1, 0,
+/// 0, 1.
+pub(crate) fn example_by_rows_and_columns() -> Vec<u8> {
+    let freqs = Freqs { freqs: vec![(0, 2560), (1, 1536)], rest: 0 };
+    let (states, words) = freqs.rans(&[0, 1, 0, 1, 0, 0, 1], 0);
+    assert!(words.is_empty(), "the example is shorter without words");
+    let lists = bytes().u8(2).u8(3).packed(8, &[MATRIX]).packed(6, &[0]).u8(1).raw(freqs.table());
+    let lists = lists.packed(0, &[0, 0]).v(0).u32(states[0]);
+    // Ranks of the first group: elements 0, 2, 3 of class 0, and 1, 4, 5, 7, 8 of class 1.
+    let groups = [Group(2, 1, false, &[(5, 1), (1, 0)]), Group(1, 0, false, &[(0, 0), (0, 0)])];
+    let values = [-0.5, 2.0, 0.25, 1.5].into_iter().fold(bytes().u8(0), Bytes::f32);
+    one(F32, &[2, 5], (9, lists.raw(coded(&groups))), (1, values))
 }
 
 /// A group: number of classes, shift, quotients as tokens, and its gaps with the bits that each has below the

@@ -4,7 +4,7 @@
 #[path = "../../../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 pub(crate) mod build;
-mod classed;
+pub(crate) mod classed;
 mod coverage;
 mod delta;
 #[path = "../../../../tests/wire/describe/mod.rs"]
