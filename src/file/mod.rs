@@ -2,7 +2,9 @@
 //! and reports on any stream.
 
 mod append;
+mod fill;
 mod open;
+mod parts;
 mod pieces;
 mod ranges;
 mod recover;
@@ -11,6 +13,7 @@ pub mod report;
 
 pub use crate::arch::map::Map;
 pub use append::append;
+pub use fill::Place;
 pub use open::{File, UpdateEntry};
 pub use pieces::{Piece, Pieces};
 pub use ranges::{TAIL_LEN, index_start, ranges};

@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::bits::{check_crc, crc32};
-use crate::block::{RawBlock, Sets};
+use crate::block::Sets;
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
-    BlockOrder, CHAINED_LEN, Delta, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock,
-    IndexedFrame, IndexedUpdate, Manifest, ManifestId, Metadata, PREAMBLE_LEN, Preamble, UpdateHeader,
-    UpdatePart,
+    CHAINED_LEN, Delta, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock, IndexedFrame,
+    IndexedUpdate, Manifest, ManifestId, Metadata, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
 use crate::limits::{Limits, in_memory};
 use crate::stream::{Assembler, Body, Definitions, Event, SliceReader};
@@ -20,9 +19,9 @@ use crate::tensor::{TensorBuf, TensorView};
 pub struct File<'a> {
     bytes: &'a [u8],
     limits: Limits,
-    manifests: HashMap<ManifestId, Arc<Manifest>>,
-    sets: Arc<Sets>,
-    parts: Vec<PartEntry>,
+    pub(super) manifests: HashMap<ManifestId, Arc<Manifest>>,
+    pub(super) sets: Arc<Sets>,
+    pub(super) parts: Vec<PartEntry>,
     updates: Vec<UpdateEntry>,
     /// Offset and number of each metadata frame, and the number of updates that began before it.
     metadata: Vec<(u64, u64, usize)>,
@@ -37,19 +36,19 @@ pub struct UpdateEntry {
     pub manifest: Arc<Manifest>,
     /// Bytes of its frames.
     pub bytes: u64,
-    parts: std::ops::Range<usize>,
+    pub(super) parts: std::ops::Range<usize>,
 }
 
 /// A part of an update.
-struct PartEntry {
+pub(super) struct PartEntry {
     /// Number and offset of its frame.
-    frame: u64,
-    offset: u64,
-    listed: Listed,
+    pub(super) frame: u64,
+    pub(super) offset: u64,
+    pub(super) listed: Listed,
 }
 
 /// Places of the blocks of a part, as far as they are known.
-enum Listed {
+pub(super) enum Listed {
     /// As the index lists them: each is checked when it is read.
     ByIndex(IndexedUpdate),
     /// The stream was read from its beginning: the whole body was checked. Its blocks are located when they
@@ -211,7 +210,7 @@ impl<'a> File<'a> {
         Ok(())
     }
 
-    fn slice(&self, start: u64, len: u64) -> Result<&'a [u8]> {
+    pub(super) fn slice(&self, start: u64, len: u64) -> Result<&'a [u8]> {
         let end = start.checked_add(len);
         let range = end.and_then(|end| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?));
         range.and_then(|r| self.bytes.get(r)).ok_or(Error::format(
@@ -233,7 +232,7 @@ impl<'a> File<'a> {
     }
 
     /// Returns the bytes of a part before its blocks, after checking their CRC.
-    fn head(&self, offset: u64, indexed: &IndexedUpdate) -> Result<&'a [u8]> {
+    pub(super) fn head(&self, offset: u64, indexed: &IndexedUpdate) -> Result<&'a [u8]> {
         let head = self.slice(offset + HEADER_LEN as u64, indexed.head_len)?;
         check_crc(indexed.head_crc, crc32(head), offset + HEADER_LEN as u64)?;
         Ok(head)
@@ -349,92 +348,6 @@ impl<'a> File<'a> {
         self.updates.get(update).ok_or(Error::out_of_bounds("update", update, self.updates.len()))
     }
 
-    /// Reads the parts of an update with the blocks that contain tensors marked in `wanted`.
-    pub(super) fn wanted_parts(
-        &self,
-        entry: &UpdateEntry,
-        wanted: Vec<bool>,
-    ) -> impl Iterator<Item = Result<UpdatePart<'a>>> {
-        // Number of wanted tensors before each tensor: a block is tested in constant time, however many
-        // tensors it claims.
-        let mut wanted_before = vec![0u64];
-        for needed in needed(entry, wanted) {
-            wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(needed));
-        }
-        let mut order = BlockOrder::default();
-        let numbers = entry.parts.clone();
-        numbers
-            .map(move |number| self.part(number, number + 1 == entry.parts.end, &wanted_before, &mut order))
-    }
-
-    /// Reads the wanted blocks of a part. The others must be where the index says.
-    fn part(
-        &self,
-        number: usize,
-        last: bool,
-        wanted_before: &[u64],
-        order: &mut BlockOrder,
-    ) -> Result<UpdatePart<'a>> {
-        let part = &self.parts[number];
-        let indexed = match &part.listed {
-            Listed::ByIndex(indexed) => indexed,
-            Listed::Read { body_len, sets } => {
-                let mut read = self.read_again(part, *body_len, sets, last)?;
-                read.blocks
-                    .retain(|raw| touches_wanted(raw.scope.first(), raw.scope.tensors(), wanted_before));
-                return Ok(read);
-            }
-        };
-        let head = self.head(part.offset, indexed).map_err(|e| e.in_frame(part.frame))?;
-        let mut at = part.offset + HEADER_LEN as u64 + indexed.head_len;
-        let mut blocks = Vec::new();
-        for (block_number, block) in (0..).zip(&indexed.blocks) {
-            let place = |e: Error| e.in_frame(part.frame).in_block(block_number);
-            let bytes = self.slice(at, block.len).map_err(place)?;
-            let is_wanted = touches_wanted(block.first, block.tensors, wanted_before);
-            if is_wanted {
-                check_crc(block.crc, crc32(bytes), at).map_err(|e| place(e).in_tensor(block.first))?;
-            }
-            // The index entry of a skipped block must be true too, or data would be missing from the result.
-            let (scope, add) = RawBlock::scope_of(bytes, at).map_err(place)?;
-            if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
-                return Err(place(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at)));
-            }
-            if !order.accept(scope, add) {
-                return Err(place(Error::format(FormatErrorKind::NotAscending, at)));
-            }
-            if is_wanted {
-                blocks.push((bytes, at));
-            }
-            at = at.saturating_add(block.len);
-        }
-        let body_offset = part.offset + HEADER_LEN as u64;
-        let mut read =
-            UpdatePart::read_blocks(head, body_offset, &blocks, last, &self.limits, &self.sets, |id| {
-                self.manifests.get(&id).map(Arc::clone)
-            })
-            .map_err(|e| e.in_frame(part.frame))?;
-        read.frame = Some(part.frame);
-        Ok(read)
-    }
-
-    /// Locates the blocks of a part of a stream that was read before.
-    fn read_again(
-        &self,
-        part: &PartEntry,
-        body_len: u64,
-        sets: &Arc<Sets>,
-        last: bool,
-    ) -> Result<UpdatePart<'a>> {
-        let offset = part.offset + HEADER_LEN as u64;
-        let body = self.slice(offset, body_len)?;
-        let manifest_of = |id| self.manifests.get(&id).map(Arc::clone);
-        let mut read = UpdatePart::read(body, offset, last, &self.limits, sets, manifest_of)
-            .map_err(|e| e.in_frame(part.frame))?;
-        read.frame = Some(part.frame);
-        Ok(read)
-    }
-
     /// Returns one dense tensor of an update.
     ///
     /// # Errors
@@ -448,29 +361,6 @@ impl<'a> File<'a> {
         let mut found = self.tensors(update, |n| n == name, base)?;
         found.pop().map(|(_, tensor)| tensor).ok_or(Error::input(InputErrorKind::NoSuchTensor))
     }
-}
-
-/// Marks the tensors that share a digest with a wanted one, too: their blocks are needed.
-fn needed(entry: &UpdateEntry, mut wanted: Vec<bool>) -> Vec<bool> {
-    // The runs of one kind of digests are disjoint, but each can overlap runs of the other kind.
-    let alone = wanted.clone();
-    for (first, last) in entry.header.runs().filter(|(first, last)| first < last) {
-        let run = in_memory(first)..=in_memory(last);
-        if alone[run.clone()].contains(&true) {
-            wanted[run].fill(true);
-        }
-    }
-    wanted
-}
-
-/// Whether a block of `tensors` tensors from `first` on touches a wanted one. `wanted_before` has an entry
-/// for each tensor of the manifest and one more.
-fn touches_wanted(first: u64, tensors: u64, wanted_before: &[u64]) -> bool {
-    let before = |tensor: u64| {
-        let last = wanted_before.len() - 1;
-        wanted_before[usize::try_from(tensor).map_or(last, |t| t.min(last))]
-    };
-    before(first) < before(first.saturating_add(tensors))
 }
 
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {

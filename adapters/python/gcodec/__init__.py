@@ -4,7 +4,7 @@
     tensors = gcodec.decode(data, framework="torch")
 
 `Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream,
-`stats` on tensors. `Options` lists the options of all functions that compress.
+`stats` on tensors. `safe_open`, `load_file` and `save_file` are those of safetensors, for streams, too. `Options` lists the options of all functions that compress.
 """
 
 from gcodec import cuda, store
@@ -36,6 +36,7 @@ from gcodec.feedback import Dgc, Feedback
 from gcodec.file import File, FileUpdate
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
+from gcodec.loading import load_file, safe_open, save_file
 from gcodec.oneshot import decode, encode
 from gcodec.options import Options
 from gcodec.patches import Patch, Patches, patches
@@ -99,9 +100,12 @@ __all__ = [
     "decode",
     "encode",
     "inspect",
+    "load_file",
     "num_threads",
     "patches",
     "reduce",
+    "safe_open",
+    "save_file",
     "set_num_threads",
     "shards",
     "stats",

@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gcodec::file::{Map, Pieces};
+use gcodec::file::{Map, Pieces, Place};
 use gcodec::frame::Manifest;
-use gcodec::{TensorBuf, TensorView};
+use gcodec::{Dtype, TensorBuf, TensorView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use self_cell::self_cell;
 
 use crate::decode::{Bytes, bases, given_out, header_dict, is_wanted, views_by_name};
+use crate::dlpack::Writable;
 use crate::limits::PyLimits;
 use crate::named::{Given, Named};
 use crate::tensor::Tensor;
@@ -185,5 +186,89 @@ impl File {
         let manifest = file.updates().get(number).map(|u| &u.manifest);
         let tensors = decoded.map_err(|e| errors::raise(py, e, manifest.map(Arc::as_ref)))?;
         Ok(manifest.map_or_else(Vec::new, |manifest| given_out(manifest, tensors)))
+    }
+
+    /// Returns the metadata before an update, and behind the one before.
+    fn metadata(&self, py: Python<'_>, number: usize) -> PyResult<BTreeMap<String, String>> {
+        let found = py.detach(|| self.opened.borrow_dependent().metadata(number));
+        Ok(found.map_err(|e| errors::raise(py, e, None))?.entries)
+    }
+
+    /// Decodes elements of tensors into new memory. For each: the name, the first element, and the shape of
+    /// the result; `None` is the whole tensor.
+    #[expect(clippy::type_complexity, reason = "a tuple from Python")]
+    fn elements(
+        &self,
+        py: Python<'_>,
+        number: usize,
+        wanted: Vec<(String, Option<(u64, Vec<u64>)>)>,
+    ) -> PyResult<Vec<Tensor>> {
+        let file = self.opened.borrow_dependent();
+        let mut shapes = Vec::with_capacity(wanted.len());
+        let mut ranges = Vec::with_capacity(wanted.len());
+        for (name, part) in wanted {
+            let (tensor, dtype, whole) = self.tensor(py, number, &name)?;
+            let (start, shape) = part.unwrap_or_else(|| (0, whole.to_vec()));
+            let len = gcodec::internal::elements(&shape).and_then(|len| start.checked_add(len));
+            let end = len.ok_or_else(|| errors::input(py, "the elements are too many"))?;
+            ranges.push((tensor, start..end));
+            shapes.push((dtype, shape));
+        }
+        let found = threads::run(py, || {
+            let buffers = file.elements(number, &ranges, &BTreeMap::new())?.into_iter().zip(shapes);
+            buffers
+                .map(|(data, (dtype, shape))| TensorBuf::new(dtype, shape, data).map(Tensor::of))
+                .collect::<gcodec::Result<Vec<_>>>()
+        })?;
+        found.map_err(|e| self.raise(py, number, e))
+    }
+
+    /// Decodes elements of tensors into given memory. For each: the name, the first element, and an object
+    /// with `__dlpack__` on the host, whose bytes are all written.
+    fn fill(
+        &self,
+        py: Python<'_>,
+        number: usize,
+        wanted: Vec<(String, u64, Bound<'_, PyAny>)>,
+    ) -> PyResult<()> {
+        let file = self.opened.borrow_dependent();
+        let mut memory = Vec::with_capacity(wanted.len());
+        for (name, start, object) in wanted {
+            let (tensor, ..) = self.tensor(py, number, &name)?;
+            memory.push((tensor, start, Writable::new(&object)?));
+        }
+        if !Writable::disjoint(memory.iter().map(|(.., writable)| writable)) {
+            return Err(errors::input(py, "two of the given tensors have memory in common"));
+        }
+        let filled = threads::run(py, || {
+            let places = memory.iter_mut();
+            let mut places: Vec<Place<'_>> = places
+                .map(|(tensor, start, writable)| Place {
+                    tensor: *tensor,
+                    start: *start,
+                    data: writable.bytes(),
+                })
+                .collect();
+            file.fill(number, &mut places, &BTreeMap::new())
+        })?;
+        filled.map_err(|e| self.raise(py, number, e))
+    }
+}
+
+impl File {
+    /// Returns the number, the element type and the shape of a tensor.
+    fn tensor(&self, py: Python<'_>, number: usize, name: &str) -> PyResult<(u64, Dtype, &[u64])> {
+        let update = self.opened.borrow_dependent().updates().get(number);
+        let found = update.and_then(|update| {
+            let tensor = update.manifest.find(name)?;
+            let info = update.manifest.tensors().get(usize::try_from(tensor).ok()?)?;
+            Some((tensor, info.dtype, &*info.shape))
+        });
+        found.ok_or_else(|| errors::input(py, &format!("the file has no tensor {name:?}")))
+    }
+
+    fn raise(&self, py: Python<'_>, number: usize, error: gcodec::Error) -> PyErr {
+        let update = self.opened.borrow_dependent().updates().get(number);
+        errors::raise(py, error, update.map(|update| &*update.manifest))
     }
 }

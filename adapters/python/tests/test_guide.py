@@ -1,4 +1,4 @@
-"""Runs the blocks of Python in docs/python.md, and the first ones of both READMEs."""
+"""Runs the blocks of Python in docs/python.md, and the first ones of docs/checkpoints.md and both READMEs."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ def test_the_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_first_lines_of_the_packages_own_page(gradient: np.ndarray) -> None:
     program, names = blocks(ROOT / "adapters/python/README.md")[0], {"gradient": gradient, "bias": gradient[0]}
     exec(compile(program, "adapters/python/README.md", "exec"), {**names, "tree": {"w": gradient, "b": gradient[0]}})
+
+
+def test_the_page_on_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for program in blocks(ROOT / "docs/checkpoints.md")[:1]:
+        exec(compile(program, "docs/checkpoints.md", "exec"), {})
 
 
 def lines(name: str, tmp_path: Path, commands: Iterable[list[str]], prefix: str) -> list[str]:

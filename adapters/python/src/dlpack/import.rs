@@ -201,6 +201,52 @@ impl Borrowed {
     }
 }
 
+/// Memory of a tensor on the host that is written to: row-major elements.
+pub(crate) struct Writable {
+    data: *mut u8,
+    len: usize,
+    /// Keeps the memory alive.
+    _managed: Managed,
+}
+
+#[expect(unsafe_code, reason = "the raw pointer leads to the producer's memory")]
+// SAFETY: as for `Borrowed`; whoever has this object writes to the memory, and no other object of this module
+// does meanwhile (`disjoint`).
+unsafe impl Send for Writable {}
+
+impl Writable {
+    /// Borrows `object`, which has `__dlpack__`.
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let managed = Managed::of(object, None)?;
+        let raw = managed.tensor()?;
+        check_device(raw.device.kind)?;
+        let Parts { data, len, strides, .. } = Parts::read(raw, None)?;
+        match (managed.is_read_only(), strides) {
+            (true, _) => Err(PyBufferError::new_err("the memory is read-only")),
+            (_, Some(_)) => Err(PyBufferError::new_err("the memory is not row-major")),
+            _ => Ok(Self { data: data.cast_mut(), len, _managed: managed }),
+        }
+    }
+
+    /// Whether no two of these have a byte in common.
+    pub(crate) fn disjoint<'w>(all: impl Iterator<Item = &'w Self>) -> bool {
+        let mut ranges: Vec<_> = all.filter(|w| w.len > 0).map(|w| (w.data.addr(), w.len)).collect();
+        ranges.sort_unstable();
+        ranges.windows(2).all(|pair| pair[1].0 - pair[0].0 >= pair[0].1)
+    }
+
+    /// The bytes, of which no other of these has any.
+    #[expect(unsafe_code, reason = "the producer's elements are behind a pointer")]
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: the producer says that a row-major tensor of `len` bytes, which may be written to, begins
+        // at `data`, which is not null. `_managed` keeps the memory as long as `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.len) }
+    }
+}
+
 /// A tensor in the memory of a CUDA device, as its library describes it. The memory has not been accessed.
 pub(crate) struct OnDevice {
     pub(crate) dtype: Dtype,

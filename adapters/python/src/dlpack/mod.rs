@@ -15,7 +15,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 pub(crate) use export::{Buffer, export};
-pub(crate) use import::{Borrowed, Keeper, OnDevice};
+pub(crate) use import::{Borrowed, Keeper, OnDevice, Writable};
 pub(crate) use strides::is_row_major;
 
 /// DLPack's device type of host memory.

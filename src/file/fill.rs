@@ -1,0 +1,470 @@
+//! Elements of tensors in memory that the caller gives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::File;
+use crate::arch::{pages, threads};
+use crate::block::{RawBlock, SupportId, Target, ValuesId};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{TensorInfo, UpdatePart};
+use crate::limits::{MEMORY, check, check_allocation, in_memory};
+use crate::stream::span;
+use crate::tensor::TensorView;
+
+/// Memory for consecutive elements of a tensor, all of which [`File::fill`] writes.
+#[derive(Debug)]
+pub struct Place<'m> {
+    /// Number of the tensor in the manifest.
+    pub tensor: u64,
+    /// First element.
+    pub start: u64,
+    /// The elements, little-endian. Its length is the number of elements times their size.
+    pub data: &'m mut [u8],
+}
+
+/// The elements of a place that no block has given yet.
+struct Rest<'p> {
+    tensor: usize,
+    elements: Range<u64>,
+    data: &'p mut [u8],
+}
+
+/// A block to decode: number of its part, number in the part, and where its elements go.
+struct Job<'p> {
+    part: usize,
+    block: usize,
+    pieces: Vec<Piece<'p>>,
+}
+
+/// Elements of a block that go to one place.
+struct Piece<'p> {
+    /// Number of the tensor in the block's scope.
+    tensor: usize,
+    /// First byte in the block's elements of the tensor.
+    from: usize,
+    data: &'p mut [u8],
+}
+
+impl File<'_> {
+    /// Decodes elements of an update into the places, in parallel. Only blocks that contain them are read and
+    /// checked. After an error the places have arbitrary contents.
+    ///
+    /// `base`: as for [`File::pieces`]. A delta is decoded as whole tensors, whose elements are then copied,
+    /// and so are tensors that sparse blocks change.
+    ///
+    /// # Memory
+    /// One block per thread, unless all of it goes to one place.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the update or a tensor does not exist, or if a place is longer than the tensor's
+    /// elements from its start on, or does not begin and end with whole bytes; the errors of
+    /// [`Self::tensors`].
+    pub fn fill(
+        &self,
+        update: usize,
+        places: &mut [Place<'_>],
+        base: &BTreeMap<String, TensorView<'_>>,
+    ) -> Result<()> {
+        let entry = self.entry(update)?;
+        let infos = entry.manifest.tensors();
+        let elements = places.iter().map(|place| elements_of(place, infos)).collect::<Result<Vec<_>>>()?;
+        let mut wanted = vec![Vec::new(); infos.len()];
+        for (place, range) in places.iter().zip(&elements).filter(|(_, range)| !range.is_empty()) {
+            wanted[in_memory(place.tensor)].push(range.clone());
+        }
+        let of_blocks = match entry.header.is_delta() {
+            true => BTreeSet::new(),
+            false => self.fill_from_blocks(update, places, &elements, &wanted)?,
+        };
+        let is_left = |tensor: usize| !wanted[tensor].is_empty() && !of_blocks.contains(&tensor);
+        let left: BTreeSet<&str> =
+            (0..infos.len()).filter(|&tensor| is_left(tensor)).map(|tensor| &*infos[tensor].name).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let mut pieces = self.pieces(update, |name| left.contains(name), base)?;
+        while let Some(piece) = pieces.next().transpose()? {
+            for (place, range) in places.iter_mut().zip(&elements).filter(|(p, _)| p.tensor == piece.tensor) {
+                copy_common(
+                    &piece.data,
+                    piece.start,
+                    &infos[in_memory(piece.tensor)],
+                    range.start,
+                    place.data,
+                );
+            }
+            pieces.reuse(piece.data);
+        }
+        Ok(())
+    }
+
+    /// As [`Self::fill`], for ranges of elements of tensors in new memory, one buffer for each.
+    ///
+    /// # Errors
+    /// As [`Self::fill`]; [`Error::Limit`] if the elements have more bytes than
+    /// [`Limits::max_alloc_bytes`](crate::Limits::max_alloc_bytes).
+    pub fn elements(
+        &self,
+        update: usize,
+        wanted: &[(u64, Range<u64>)],
+        base: &BTreeMap<String, TensorView<'_>>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let infos = self.entry(update)?.manifest.tensors();
+        let mut all = 0u64;
+        let mut lens = Vec::with_capacity(wanted.len());
+        for (tensor, range) in wanted {
+            let info = info_of(*tensor, infos)?;
+            let len = range.end.checked_sub(range.start).filter(|_| range.end <= info.elements());
+            let bytes = len.and_then(|len| info.dtype.bytes_for(len));
+            let bytes = bytes.ok_or(Error::input(InputErrorKind::Mismatch { what: "range and tensor" }))?;
+            all = all.saturating_add(bytes);
+            lens.push(bytes);
+        }
+        check(MEMORY, all, self.limits().max_alloc_bytes, 0)?;
+        check_allocation(all, 0)?;
+        let mut buffers: Vec<Vec<u8>> = lens.iter().map(|&bytes| pages::zeros(in_memory(bytes))).collect();
+        let places = wanted.iter().zip(&mut buffers);
+        let mut places: Vec<Place<'_>> = places
+            .map(|((tensor, range), data)| Place { tensor: *tensor, start: range.start, data })
+            .collect();
+        self.fill(update, &mut places, base)?;
+        Ok(buffers)
+    }
+
+    /// Fills the places of the tensors whose elements are all in dense blocks, and returns these tensors.
+    fn fill_from_blocks(
+        &self,
+        update: usize,
+        places: &mut [Place<'_>],
+        elements: &[Range<u64>],
+        wanted: &[Vec<Range<u64>>],
+    ) -> Result<BTreeSet<usize>> {
+        let entry = self.entry(update)?;
+        let infos = entry.manifest.tensors();
+        let parts = self.parts_of_elements(entry, wanted)?;
+        let mut rests: Vec<Rest<'_>> = places
+            .iter_mut()
+            .zip(elements)
+            .map(|(place, elements)| {
+                let tensor = in_memory(place.tensor);
+                Rest { tensor, elements: elements.clone(), data: &mut *place.data }
+            })
+            .collect();
+        let mut by_tensor: Vec<Vec<usize>> = vec![Vec::new(); infos.len()];
+        rests.iter().enumerate().for_each(|(number, rest)| by_tensor[rest.tensor].push(number));
+        let mut jobs = Vec::new();
+        for (part, read) in parts.iter().enumerate() {
+            let blocks = read.blocks.iter().enumerate().filter(|(_, raw)| gives_all(raw));
+            for (block, raw) in blocks {
+                let pieces = pieces_of(raw, &by_tensor, &mut rests);
+                if !pieces.is_empty() {
+                    jobs.push(Job { part, block, pieces });
+                }
+            }
+        }
+        let mut whole: BTreeSet<usize> =
+            (0..infos.len()).filter(|&tensor| !wanted[tensor].is_empty()).collect();
+        // A block that adds to elements, or has few of them, changes what the others give.
+        let others = parts.iter().flat_map(|part| &part.blocks).filter(|raw| !gives_all(raw));
+        for raw in others {
+            let (first, tensors) = (in_memory(raw.scope.first()), raw.space.lens.len());
+            (first..first + tensors).for_each(|tensor| _ = whole.remove(&tensor));
+        }
+        for rest in rests.iter().filter(|rest| !rest.elements.is_empty()) {
+            whole.remove(&rest.tensor);
+        }
+        let filled = threads::each(jobs.into_iter(), |job| job.run(&parts));
+        filled.into_iter().collect::<Result<Vec<()>>>()?;
+        Ok(whole)
+    }
+}
+
+impl Job<'_> {
+    /// Decodes the block.
+    fn run(mut self, parts: &[UpdatePart<'_>]) -> Result<()> {
+        let part = &parts[self.part];
+        let (raw, budget) = (&part.blocks[self.block], part.budget());
+        let dtype = raw.space.dtype;
+        let sizes = raw.space.lens.iter().map(|&len| dtype.bytes_for(len).unwrap_or(u64::MAX));
+        if raw.is_dense()
+            && let [Piece { data, .. }] = &mut self.pieces[..]
+            && data.len() as u64 == dtype.bytes_for(raw.space.len()).unwrap_or(u64::MAX)
+        {
+            return part.decode_into(self.block, &budget, data);
+        }
+        let mut buffers = Vec::with_capacity(raw.space.lens.len());
+        for bytes in sizes {
+            budget.reserve_bytes(bytes, raw.offset).map_err(|e| part.place(e, self.block))?;
+            buffers.push(pages::zeros(in_memory(bytes)));
+        }
+        match &mut buffers[..] {
+            [only] if raw.is_dense() => part.decode_into(self.block, &budget, only)?,
+            buffers => {
+                let block = part.decode(self.block, &budget)?;
+                let targets = buffers.iter_mut().zip(&raw.space.lens);
+                let mut targets: Vec<Target<'_>> =
+                    targets.map(|(data, &len)| Target { data, start: 0, len }).collect();
+                let applied = block.apply(&raw.space, part.sets(), &budget, &mut targets);
+                applied.map_err(|e| part.place(e.not_before(raw.offset), self.block))?;
+            }
+        }
+        for Piece { tensor, from, data } in self.pieces {
+            let len = data.len();
+            data.copy_from_slice(&buffers[tensor][from..from + len]);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a block replaces all elements of its scope, whatever they were.
+fn gives_all(raw: &RawBlock<'_>) -> bool {
+    let all = raw.support_id == SupportId::ALL && raw.support.is_empty();
+    all && !raw.add && raw.values_id != ValuesId::ULP
+}
+
+/// Cuts the elements that a block has from the rests of the places. The blocks of a tensor ascend.
+fn pieces_of<'p>(raw: &RawBlock<'_>, by_tensor: &[Vec<usize>], rests: &mut [Rest<'p>]) -> Vec<Piece<'p>> {
+    let (first, start, _) = span(raw);
+    let mut pieces = Vec::new();
+    let width = u64::from(raw.space.dtype.bits()) / 8;
+    if width == 0 {
+        // Two blocks may share a byte: these tensors are decoded in another way.
+        return pieces;
+    }
+    for (number, &len) in raw.space.lens.iter().enumerate() {
+        for &rest in &by_tensor[first + number] {
+            let rest = &mut rests[rest];
+            // A gap before the block stays in the rest, whose tensor is then decoded in another way.
+            let starts_in = (start..start + len).contains(&rest.elements.start);
+            let end = rest.elements.end.min(start + len);
+            if !starts_in || rest.elements.start >= end {
+                continue;
+            }
+            let bytes = |elements: u64| in_memory(elements * width);
+            let from = rest.elements.start - start;
+            let here = bytes(end - rest.elements.start);
+            let (data, after) = std::mem::take(&mut rest.data).split_at_mut(here);
+            (rest.elements.start, rest.data) = (end, after);
+            pieces.push(Piece { tensor: number, from: bytes(from), data });
+        }
+    }
+    pieces
+}
+
+fn info_of(tensor: u64, infos: &[TensorInfo]) -> Result<&TensorInfo> {
+    infos.get(in_memory(tensor)).ok_or(Error::input(InputErrorKind::NoSuchTensor))
+}
+
+/// Returns the elements of a place, after checking that the tensor has them.
+fn elements_of(place: &Place<'_>, infos: &[TensorInfo]) -> Result<Range<u64>> {
+    let info = info_of(place.tensor, infos)?;
+    let (bits, all) = (u64::from(info.dtype.bits()), info.elements());
+    let mismatch = || Error::input(InputErrorKind::Mismatch { what: "place and tensor" });
+    let len = (place.data.len() as u64).checked_mul(8).map(|of| of / bits).ok_or_else(mismatch)?;
+    // The last byte of a tensor may have one element of 4 bits only.
+    let end = place.start.checked_add(len).map(|end| if end == all + 1 && bits < 8 { all } else { end });
+    let end = end.filter(|&end| end <= all && place.start <= end).ok_or_else(mismatch)?;
+    let is_whole = (place.start * bits).is_multiple_of(8)
+        && info.dtype.bytes_for(end - place.start) == Some(place.data.len() as u64);
+    if is_whole { Ok(place.start..end) } else { Err(mismatch().in_tensor(place.tensor)) }
+}
+
+/// Copies the elements that a piece of a tensor and a place have in common. `start` and `to_start`: the
+/// offset of the piece in bytes, and the first element of the place.
+fn copy_common(from: &[u8], start: u64, info: &TensorInfo, to_start: u64, to: &mut [u8]) {
+    let to_start = to_start * u64::from(info.dtype.bits()) / 8;
+    let common = start.max(to_start)..(start + from.len() as u64).min(to_start + to.len() as u64);
+    if !common.is_empty() {
+        let within = |of: u64| in_memory(common.start - of)..in_memory(common.end - of);
+        to[within(to_start)].copy_from_slice(&from[within(start)]);
+    }
+}
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compress::{Input, Options, compress, deltas};
+    use crate::frame::{Manifest, UpdateHeader};
+    use crate::limits::Limits;
+    use crate::stream::{EncodeOptions, Writer};
+    use crate::tensor::{Dtype, TensorBuf};
+
+    /// Large tensors with several blocks, small ones that share a block, an empty one, and one of 4 bits.
+    const LENS: [u64; 8] = [5000, 3, 400, 0, 2500, 7, 33, 1201];
+
+    fn tensors(step: usize) -> Vec<(String, TensorBuf)> {
+        let value = |i: usize, x: u64| (x as f32 * 0.37 + i as f32 + step as f32 * 0.1).sin();
+        let tensor = |(i, &len): (usize, &u64)| {
+            let values: Vec<f32> = (0..len).map(|x| value(i, x)).collect();
+            let floats = TensorBuf::from_f32(vec![len], &values).unwrap();
+            let is_last = i + 1 == LENS.len();
+            let halves: Vec<u8> = floats.data().iter().step_by(8).copied().collect();
+            let tensor =
+                if is_last { TensorBuf::new(Dtype::F4E2M1, vec![len], halves).unwrap() } else { floats };
+            (format!("t{i}"), tensor)
+        };
+        LENS.iter().enumerate().map(tensor).collect()
+    }
+
+    fn manifest() -> Arc<Manifest> {
+        let infos = tensors(0).into_iter().zip(LENS);
+        let infos = infos.map(|((name, tensor), len)| TensorInfo::new(name, tensor.dtype(), [len]));
+        Arc::new(Manifest::new(infos.collect()).unwrap())
+    }
+
+    /// A stream of an update with each of these codecs. `delta` is made against the step before, and a lossy
+    /// codec does not code the last tensor.
+    fn stream(codecs: &[&str], index: bool) -> Vec<u8> {
+        let manifest = manifest();
+        let options = EncodeOptions::default().with_part_bytes(7000).with_index(index);
+        let mut writer = Writer::new(Vec::new(), options);
+        for (step, spec) in codecs.iter().enumerate() {
+            let (old, new) = (tensors(step.wrapping_sub(1)), tensors(step));
+            let is_delta = spec.starts_with("delta");
+            let coded = if *spec == "raw" || *spec == "lossless" { LENS.len() } else { LENS.len() - 1 };
+            let inputs: Vec<Input<'_>> = (0..)
+                .zip(new.iter().zip(&old).take(coded))
+                .map(|(tensor, ((name, new), (_, old)))| Input {
+                    tensor,
+                    name,
+                    view: new.view(),
+                    base: is_delta.then(|| old.view()),
+                })
+                .collect();
+            let codecs = vec![spec.parse().unwrap(); inputs.len()];
+            let blocks = compress(&inputs, &codecs, &Options::default().with_block_len(300), None).unwrap();
+            let delta = is_delta.then(|| deltas(&inputs, &blocks));
+            writer.update(&UpdateHeader::default().with_delta(delta), &manifest, &blocks).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    /// Ranges of elements: whole tensors, ends of blocks and elements between, some of them twice.
+    fn ranges() -> Vec<(u64, Range<u64>)> {
+        let mut ranges: Vec<_> = (0..).zip(LENS).map(|(tensor, len)| (tensor, 0..len)).collect();
+        ranges.extend([
+            (0, 299..301),
+            (0, 300..600),
+            (0, 1..4999),
+            (0, 4999..5000),
+            (0, 17..17),
+            (4, 0..2499),
+        ]);
+        ranges.extend([
+            (5, 2..7),
+            (5, 0..7),
+            (6, 32..33),
+            (7, 2..9),
+            (7, 1000..1201),
+            (0, 0..5000),
+            (2, 0..400),
+        ]);
+        ranges
+    }
+
+    #[test]
+    fn elements_are_those_of_the_tensors() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let none = BTreeMap::new();
+        for codecs in [
+            &["raw"][..],
+            &["lossless"],
+            &["natural"],
+            &["int8"],
+            &["topk:density=0.1"],
+            &["lossless", "delta", "delta"],
+        ] {
+            for index in [true, false] {
+                let bytes = stream(codecs, index);
+                let file = match index {
+                    true => File::open(&bytes, Limits::default()).unwrap(),
+                    false => File::scan(&bytes, Limits::default()).unwrap(),
+                };
+                let last = codecs.len() - 1;
+                let mut whole = vec![Vec::new(); LENS.len()];
+                for piece in file.pieces(last, |_| true, &none).unwrap() {
+                    let piece = piece.unwrap();
+                    whole[piece.tensor as usize].extend(piece.data);
+                }
+                let found = pool.install(|| file.elements(last, &ranges(), &none)).unwrap();
+                assert_eq!(found, file.elements(last, &ranges(), &none).unwrap());
+                for ((tensor, range), found) in ranges().into_iter().zip(found) {
+                    let bits = if tensor == 7 { 4 } else { 32 };
+                    let bytes = range.start as usize * bits / 8..(range.end as usize * bits).div_ceil(8);
+                    let expected = &whole[tensor as usize][if range.is_empty() { 0..0 } else { bytes }];
+                    assert!(found == expected, "{codecs:?}, index: {index}, {tensor}: {range:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_blocks_of_the_elements_are_read() {
+        let (none, all) = (BTreeMap::new(), Limits::default());
+        let mut bytes = stream(&["lossless"], true);
+        let middle = {
+            let file = File::open(&bytes, all.clone()).unwrap();
+            let part = file.parts(0, |name| name == "t0").unwrap().remove(0);
+            (part.blocks[2].offset + part.blocks[2].len - 1) as usize
+        };
+        bytes[middle] ^= 1;
+        let file = File::open(&bytes, all).unwrap();
+        let read = |range| file.elements(0, &[(0, range)], &none).map_err(|e| e.name());
+        assert!(read(0..600).is_ok() && read(900..5000).is_ok());
+        for damaged in [599..601, 899..900, 0..5000] {
+            assert_eq!(read(damaged), Err("checksum_mismatch"));
+        }
+    }
+
+    #[test]
+    fn a_scope_that_was_changed_hides_no_elements() {
+        let none = BTreeMap::new();
+        let bytes = stream(&["lossless"], true);
+        let offset = {
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            file.parts(0, |name| name == "t0").unwrap()[0].blocks[2].offset as usize
+        };
+        let expected = &tensors(0)[0].1.data()[600 * 4..900 * 4].to_vec();
+        // Each bit of the block's header, in which is its range.
+        for bit in 0..12 * 8 {
+            let mut bytes = bytes.clone();
+            bytes[offset + bit / 8] ^= 1 << (bit % 8);
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            let read = file.elements(0, &[(0, 600..900)], &none);
+            assert!(read.is_err() || &read.unwrap()[0] == expected, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn wrong_places_are_refused() {
+        let none = BTreeMap::new();
+        let bytes = stream(&["raw"], true);
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        let fill = |tensor, start, len: usize| {
+            let data = &mut vec![0; len][..];
+            file.fill(0, &mut [Place { tensor, start, data }], &none).map_err(|e| e.name())
+        };
+        assert_eq!((fill(1, 0, 12), fill(1, 1, 8), fill(7, 1200, 1)), (Ok(()), Ok(()), Ok(())));
+        for (tensor, start, len) in [
+            (8, 0, 4),
+            (1, 0, 16),
+            (1, 3, 4),
+            (1, 0, 3),
+            (1, u64::MAX, 4),
+            (7, 1, 1),
+            (7, 0, 602),
+            (7, 1201, 1),
+        ] {
+            assert_eq!(fill(tensor, start, len), Err("input"), "{tensor} {start} {len}");
+        }
+        let (backwards, outside) = (Range { start: 2, end: 1 }, 0..4);
+        for range in [backwards, outside] {
+            assert_eq!(file.elements(0, &[(1, range)], &none).unwrap_err().name(), "input");
+        }
+        assert_eq!(file.elements(1, &[], &none).unwrap_err().name(), "input");
+        let small = File::open(&bytes, Limits::default().with_max_alloc_bytes(5000)).unwrap();
+        assert_eq!(small.elements(0, &[(0, 0..2000)], &none).unwrap_err().name(), "limit");
+    }
+}
