@@ -10,6 +10,7 @@ mod model;
 mod shards;
 mod sums;
 pub(crate) mod update;
+mod zstandard;
 
 pub use crate::digest::{Digest, tensor_digest};
 pub(crate) use crate::digest::{digest_head, run_digest};
@@ -43,20 +44,14 @@ fn inflate(
         return Err(wrong());
     }
     check(INFLATED, zstd_window(compressed), limits.max_inflated_bytes, offset)?;
-    let size = zstd::zstd_safe::get_frame_content_size(compressed).map_err(|_| wrong())?;
+    let size = zstandard::content_size(compressed).ok_or_else(wrong)?;
     // Not only found again at the end: a frame of one segment has a window of this size.
     if size.is_some_and(|size| size != len) {
         return Err(wrong());
     }
-    let mut plain = Vec::new();
-    let mut decoder =
-        zstd::stream::read::Decoder::with_buffer(compressed).map_err(|_| wrong())?.single_frame();
-    decoder.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(|_| wrong())?;
-    // Reads one byte more than declared, to detect a frame that is longer. Memory grows with the decompressed
-    // bytes.
-    std::io::Read::read_to_end(&mut std::io::Read::take(&mut decoder, len.saturating_add(1)), &mut plain)
-        .map_err(|_| wrong())?;
-    if plain.len() as u64 != len || !decoder.finish().is_empty() {
+    // Reads one byte more than declared, to detect a frame that is longer.
+    let (plain, rest) = zstandard::decode(compressed, len.saturating_add(1)).ok_or_else(wrong)?;
+    if plain.len() as u64 != len || rest != 0 {
         return Err(wrong());
     }
     Ok(plain)
@@ -64,9 +59,6 @@ fn inflate(
 
 /// Limit on decompressed bytes, and on zstd's window.
 const INFLATED: &str = "max_inflated_bytes";
-
-/// Largest window that zstd accepts on this machine; [`INFLATED`] limits the window of each frame.
-const ZSTD_WINDOW_LOG_MAX: u32 = if usize::BITS < 64 { 30 } else { 31 };
 
 /// Magic of a zstd frame; a skippable frame has another.
 const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528u32.to_le_bytes();
@@ -84,11 +76,8 @@ fn zstd_window(frame: &[u8]) -> u64 {
     }
 }
 
-/// zstd level for metadata and models, which are small and sent once.
-const ZSTD_LEVEL: i32 = 9;
-
 fn deflate(plain: &[u8]) -> Option<Vec<u8>> {
-    zstd::bulk::compress(plain, ZSTD_LEVEL).ok().filter(|c| c.len() < plain.len())
+    zstandard::encode(plain).filter(|c| c.len() < plain.len())
 }
 
 #[cfg(test)]

@@ -1,40 +1,71 @@
 //! Statistics of dense tensors.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::limits::in_memory;
 use crate::reduce::stats::chunk::{CHUNK, Collector};
 use crate::reduce::stats::{Grid, Stats, StatsOptions};
-use crate::tensor::TensorView;
 use crate::tensor::element::decode_f64s;
+use crate::tensor::{TensorBuf, TensorView};
 
 /// Elements that one thread examines at a time.
 const UNIT: u64 = 1 << 18;
+/// Elements that are read at a time: whole units, so that the sums are made in the same order.
+const PIECE: u64 = 4 * UNIT;
 
 impl Stats {
     /// Returns the statistics of a tensor's elements. Integers are converted to the nearest binary64 number;
     /// bools are 0 and 1.
     pub fn of(tensor: &TensorView<'_>, options: &StatsOptions) -> Self {
-        let elements = tensor.elements();
         let grid = options.grid.then(|| Grid::new(tensor.shape()));
         let mut all = Collector::new(grid.clone()).finish();
-        let units: Vec<u64> = (0..elements.div_ceil(UNIT)).collect();
-        // Memory is bounded by a few units at a time; they are added in order.
-        for batch in units.chunks(rayon::current_num_threads().max(1) * 2) {
-            let parts: Vec<Self> = batch
-                .par_iter()
-                .map(|unit| {
-                    let start = unit * UNIT;
-                    of_range(tensor, start..elements.min(start + UNIT), grid.clone())
-                })
-                .collect();
-            parts.iter().for_each(|part| all.merge(part));
-        }
+        add(&mut all, tensor, 0, grid.as_ref());
         all
     }
 }
 
-fn of_range(tensor: &TensorView<'_>, range: std::ops::Range<u64>, grid: Option<Grid>) -> Stats {
+/// Returns the statistics of a tensor that need not be in memory: `read` returns the elements of a range, as
+/// a tensor of one dimension. They are those of [`Stats::of`] to the last bit.
+///
+/// # Errors
+/// Those of `read`.
+pub fn stats_of_pieces<E>(
+    shape: &[u64],
+    options: &StatsOptions,
+    mut read: impl FnMut(Range<u64>) -> Result<TensorBuf, E>,
+) -> Result<Stats, E> {
+    let elements = crate::tensor::elements(shape).unwrap_or(0);
+    let grid = options.grid.then(|| Grid::new(shape));
+    let mut all = Collector::new(grid.clone()).finish();
+    let mut start = 0;
+    while start < elements {
+        let end = elements.min(start + PIECE);
+        add(&mut all, &read(start..end)?.view(), start, grid.as_ref());
+        start = end;
+    }
+    Ok(all)
+}
+
+/// Adds the statistics of elements that follow one another, of which the first has this index.
+fn add(all: &mut Stats, tensor: &TensorView<'_>, first: u64, grid: Option<&Grid>) {
+    let elements = tensor.elements();
+    let units: Vec<u64> = (0..elements.div_ceil(UNIT)).collect();
+    // Memory is bounded by a few units at a time; they are added in order.
+    for batch in units.chunks(rayon::current_num_threads().max(1) * 2) {
+        let parts: Vec<Stats> = batch
+            .par_iter()
+            .map(|unit| {
+                let start = unit * UNIT;
+                of_range(tensor, first, start..elements.min(start + UNIT), grid.cloned())
+            })
+            .collect();
+        parts.iter().for_each(|part| all.merge(part));
+    }
+}
+
+fn of_range(tensor: &TensorView<'_>, first: u64, range: Range<u64>, grid: Option<Grid>) -> Stats {
     let mut collector = Collector::new(grid);
     let mut values = [0.0; CHUNK];
     let mut start = range.start;
@@ -42,8 +73,8 @@ fn of_range(tensor: &TensorView<'_>, range: std::ops::Range<u64>, grid: Option<G
         let values = &mut values[..in_memory(range.end - start).min(CHUNK)];
         let decoded = decode_f64s(tensor.dtype(), tensor.data(), start, values);
         debug_assert!(decoded.is_ok(), "a view has the bytes of its elements");
-        collector.add(start, values);
-        collector.place(start, values);
+        collector.add(first + start, values);
+        collector.place(first + start, values);
         start += values.len() as u64;
     }
     collector.finish()
@@ -77,6 +108,23 @@ mod tests {
         assert_eq!((nothing.elements, nothing.min, nothing.std(), nothing.norm()), (0, None, 0.0, 0.0));
         let bad = of(&[2], &[f32::NAN; 2]);
         assert_eq!((bad.min, bad.finite(), bad.mean()), (None, 0, 0.0));
+    }
+
+    #[test]
+    fn pieces_have_the_statistics_of_the_whole() {
+        let len = PIECE * 2 + 12_345;
+        let mut values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 10_007) as f32).sqrt() - 50.0).collect();
+        values[PIECE as usize + 5] = f32::NAN;
+        values[PIECE as usize * 2 + 7] = f32::INFINITY;
+        let options = StatsOptions::default().with_grid(true);
+        let tensor = TensorBuf::from_f32(vec![5, len / 5], &values[..(len / 5 * 5) as usize]).unwrap();
+        let read = |range: Range<u64>| {
+            let values = &values[range.start as usize..range.end as usize];
+            TensorBuf::from_f32(vec![values.len() as u64], values)
+        };
+        let pieces = stats_of_pieces(&[5, len / 5], &options, read).unwrap();
+        assert_eq!(pieces.first_nan, Some(PIECE + 5));
+        assert_eq!(pieces, Stats::of(&tensor.view(), &options));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 mod block;
 mod chunk;
-mod dense;
+pub(crate) mod dense;
 mod exponents;
 mod grid;
 
