@@ -6,7 +6,7 @@ pub use crate::frame::header::{HEADER_LEN, PREAMBLE_LEN, SYNC};
 pub use crate::frame::update::AttributeId;
 pub use crate::reduce::stats::dense::stats_of_pieces;
 pub use crate::tensor::name::{WRAPPERS, counterparts, without_prefix};
-pub use crate::tensor::shape::elements;
+pub use crate::tensor::shape::{check_len, elements};
 
 /// The CPU half of compression on devices.
 pub mod device {

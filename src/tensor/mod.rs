@@ -7,7 +7,8 @@ pub(crate) mod shape;
 
 pub(crate) use shape::elements;
 
-use crate::error::{Error, InputErrorKind, Result};
+use crate::error::Result;
+use shape::check_len;
 
 /// Type of a tensor's elements, by its number on the wire (spec, registry `dtype`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -147,7 +148,7 @@ impl<'a> TensorView<'a> {
     /// [`Error::Input`] if the length of `data` does not match `dtype` and `shape`, or if the shape is too
     /// large.
     pub fn new(dtype: Dtype, shape: &'a [u64], data: &'a [u8]) -> Result<Self> {
-        check_len(dtype, shape, data.len())?;
+        check_len(dtype, shape, data.len() as u64)?;
         Ok(Self { dtype, shape, data })
     }
 
@@ -187,7 +188,7 @@ impl TensorBuf {
     /// [`Error::Input`] if the length of `data` does not match `dtype` and `shape`, or if the shape is too
     /// large.
     pub fn new(dtype: Dtype, shape: Vec<u64>, data: Vec<u8>) -> Result<Self> {
-        check_len(dtype, &shape, data.len())?;
+        check_len(dtype, &shape, data.len() as u64)?;
         Ok(Self { dtype, shape, data })
     }
 
@@ -228,16 +229,6 @@ impl TensorBuf {
     pub fn into_data(self) -> Vec<u8> {
         self.data
     }
-}
-
-fn check_len(dtype: Dtype, shape: &[u64], found: usize) -> Result<()> {
-    let expected = elements(shape)
-        .and_then(|n| dtype.bytes_for(n))
-        .ok_or(Error::too_large("a shape of 2^64 or more elements or bytes"))?;
-    if expected != found as u64 {
-        return Err(Error::input(InputErrorKind::LengthMismatch { expected, found: found as u64 }));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(crate) struct Sums {
 /// Elements that are compared at a time.
 const CHUNK_LEN: usize = 4096;
 /// Elements that one thread compares at a time.
-const GROUP_LEN: u64 = 1 << 18;
+pub(crate) const GROUP_LEN: u64 = 1 << 18;
 
 impl Sums {
     /// Returns the sums over two tensors of one shape; `None` if their shapes differ.

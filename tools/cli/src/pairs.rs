@@ -3,12 +3,13 @@
 use crate::fail::{InFile, Result};
 use crate::origin::Origin;
 use crate::stream::{Base, Updates};
-use crate::tensors::{Any, Dump, Labels, Outline};
-use gcodec::Limits;
+use crate::tensors::{Any, Dump, Labels, NamedTensor, Outline};
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorView};
+use gcodec::{Limits, TensorBuf};
 use gcodec_latent::Models;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
 /// The tensors of one file, or of an update of a stream, which is decoded while it is read.
@@ -85,10 +86,16 @@ pub(crate) type Take<'t> = dyn FnMut(usize, &TensorView<'_>, &TensorView<'_>) + 
 pub(crate) fn walk(a: &Side<'_>, b: &Side<'_>, pairs: &[(usize, usize)], take: &mut Take<'_>) -> Result<()> {
     match (a, b) {
         (Side::Tensors(a), Side::Tensors(b)) => {
-            for (number, &(of_a, of_b)) in pairs.iter().enumerate() {
-                take(number, &a.tensors[of_a].view(), &b.tensors[of_b].view());
-            }
-            Ok(())
+            pairs.iter().enumerate().try_for_each(|(number, &(of_a, of_b))| {
+                let (a, b) = (&a.tensors[of_a], &b.tensors[of_b]);
+                match a.is_elsewhere() || b.is_elsewhere() {
+                    true => in_pieces(a, b, &mut |a, b| take(number, a, b)),
+                    false => {
+                        take(number, &a.view(), &b.view());
+                        Ok(())
+                    }
+                }
+            })
         }
         (Side::Tensors(a), update) => read(update, a, pairs.iter().map(|&(a, b)| (b, a)), &mut |n, b, a| {
             take(n, a, b);
@@ -104,6 +111,38 @@ pub(crate) fn walk(a: &Side<'_>, b: &Side<'_>, pairs: &[(usize, usize)], take: &
         }
     }
 }
+
+/// Calls `take` with the same elements of two tensors of one shape, some at a time.
+fn in_pieces(
+    a: &NamedTensor,
+    b: &NamedTensor,
+    take: &mut dyn FnMut(&TensorView<'_>, &TensorView<'_>),
+) -> Result<()> {
+    // What has to be put together is put together once, and not kept.
+    let whole = |tensor: &'_ NamedTensor| (!tensor.is_elsewhere()).then(|| tensor.bytes().into_owned());
+    let (whole_a, whole_b) = (whole(a), whole(b));
+    let piece = |tensor: &NamedTensor, whole: &Option<Vec<u8>>, elements: Range<u64>| match whole {
+        None => tensor.piece(elements),
+        Some(bytes) => {
+            let place = tensor.place(&elements);
+            let bytes = bytes[place.start as usize..place.end as usize].to_vec();
+            TensorBuf::new(Outline::from(tensor).dtype, vec![elements.end - elements.start], bytes)
+        }
+    };
+    let (elements, mut start) = (a.elements(), 0);
+    // The type of an empty tensor is compared, too.
+    loop {
+        let end = elements.min(start + PIECE);
+        take(&piece(a, &whole_a, start..end)?.view(), &piece(b, &whole_b, start..end)?.view());
+        start = end;
+        if start == elements {
+            return Ok(());
+        }
+    }
+}
+
+/// Elements of a piece: those that are added up at once, so that pieces have the sums of the whole.
+const PIECE: u64 = crate::compare::GROUP_LEN;
 
 /// Decodes an update, and calls `take` with its elements and those of the other side.
 fn read(
@@ -188,8 +227,7 @@ fn elements_of<'t>(tensor: &TensorView<'t>, first: u64, elements: u64) -> &'t [u
 mod tests {
     use super::*;
     use crate::compare::Sums;
-    use crate::tensors::NamedTensor;
-    use gcodec::{TensorBuf, encode};
+    use gcodec::encode;
 
     #[test]
     fn pieces_of_an_update_meet_the_same_elements() {

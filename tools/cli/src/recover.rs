@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             counted(saved.updates_kept, "update"),
             counted(saved.frames_kept, "frame"),
             human_bytes(bytes),
-            human_bytes(input.len() as u64),
+            human_bytes(input.len()),
         ));
         if saved.frames_dropped > 0 {
             note(format_args!(

@@ -35,7 +35,10 @@ impl Terminal {
     pub(crate) fn of_stdout() -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        #[cfg(not(target_family = "wasm"))]
         let size = || terminal_size::terminal_size().filter(|_| is_terminal).map(|(width, _)| width.0.into());
+        #[cfg(target_family = "wasm")]
+        let size = || None;
         let width: usize = columns.or_else(size).unwrap_or(PIPE_WIDTH);
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 
 fn check(path: &Path, models: &Models, limits: &Limits) -> Result<(Checked, Damage)> {
     match Opened::open(path)? {
-        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len() as u64, models, limits),
+        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len(), models, limits),
         Opened::Whole(input) => Err(not_a_stream(&input)),
         Opened::Pipe(pipe) if is_stream(pipe.head()) => verify(pipe.into_reader(), 0, models, limits),
         Opened::Pipe(pipe) => Err(not_a_stream(pipe.head())),

@@ -116,7 +116,7 @@ impl Args {
             if is_same.is_ok() {
                 let stream = fs::metadata(&job.to).in_output(&job.to)?.len();
                 job.end(&self.fates)?;
-                return Ok(Some((file.len() as u64, stream)));
+                return Ok(Some((file.len(), stream)));
             }
         }
         job.make_folder()?;
@@ -128,10 +128,10 @@ impl Args {
         if let Some(written) = &written {
             compare(file, written)?;
         }
-        let stream = written.map_or(0, |written| written.len() as u64);
+        let stream = written.map_or(0, |written| written.len());
         out.finish().in_output(&job.to)?;
         job.end(&self.fates)?;
-        Ok(Some((file.len() as u64, stream)))
+        Ok(Some((file.len(), stream)))
     }
 }
 

@@ -75,7 +75,7 @@ impl Losses {
 pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits: &Limits) -> Result<Losses> {
     let files = source::files(paths)?;
     let mut compared = Compared::default();
-    match (original.is_dir(), &files[..]) {
+    match (crate::files::is_folder(original), &files[..]) {
         (false, [path]) => {
             let (any, base) = (Any::open_carrying(original)?, Base::new());
             let a = Side::of(&any, original, None, &base, limits, &wanted.models)?;

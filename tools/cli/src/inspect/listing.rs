@@ -305,12 +305,14 @@ fn shape(tensor: &Tensor) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensors::NamedTensor;
     use gcodec::TensorBuf;
     use gcodec::reduce::stats::StatsOptions;
 
     fn tensor(name: &str, values: &[f32]) -> Tensor {
         let buffer = TensorBuf::from_f32(vec![values.len() as u64], values).unwrap();
-        let mut tensor = Tensor::of_dense(name, &buffer.view(), &StatsOptions::default());
+        let mut tensor =
+            Tensor::of_dense(&NamedTensor::new(name.to_owned(), buffer), &StatsOptions::default());
         tensor.finish();
         tensor
     }

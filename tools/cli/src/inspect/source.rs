@@ -4,6 +4,7 @@ use super::report::{MAX_GRIDS, Report, Totals, Wanted};
 use super::tensor::Tensor;
 use super::update::Update;
 use crate::fail::{Failure, InFile, Result};
+use crate::files;
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::options::is_wanted;
 use crate::order;
@@ -11,7 +12,7 @@ use crate::origin::Origin;
 use crate::output::warn;
 use crate::tensors::kind::{self, Kind};
 use crate::tensors::torch::dcp;
-use crate::tensors::{Dump, Outline, folder, shards};
+use crate::tensors::{Dump, Opaque, Outline, folder, npz, shards};
 use gcodec::Limits;
 use gcodec::file::File;
 use gcodec::reduce::stats::StatsOptions;
@@ -21,24 +22,23 @@ use std::path::{Path, PathBuf};
 /// Returns the files of the arguments, in the order of the numbers in their names: a folder stands for the
 /// files in it that are of a known kind.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
+    let mut found = Vec::new();
     for path in &order::arranged(paths) {
-        match path.is_dir() {
-            true => files.extend(files_in(path)?),
-            false => files.push(path.clone()),
+        match files::is_folder(path) {
+            true => found.extend(files_in(path)?),
+            false => found.push(path.clone()),
         }
     }
-    Ok(files)
+    Ok(found)
 }
 
 /// Returns the bytes of the arguments' files.
 pub(crate) fn bytes(paths: &[PathBuf]) -> u64 {
-    let len = |path: &Path| std::fs::metadata(path).ok().filter(|m| m.is_file()).map_or(0, |m| m.len());
+    let len = |path: &Path| files::len(path).unwrap_or(0);
     let in_folder = |folder: &Path| -> u64 {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| len(&entry.path())).sum()
+        files::entries(folder).unwrap_or_default().iter().map(|path| len(path)).sum()
     };
-    let all = |path: &Path| match (path.is_dir(), dcp::is_metadata_path(path), path.parent()) {
+    let all = |path: &Path| match (files::is_folder(path), dcp::is_metadata_path(path), path.parent()) {
         (true, ..) => in_folder(path),
         // It stands for the files beside it.
         (_, true, Some(folder)) => in_folder(folder),
@@ -48,7 +48,7 @@ pub(crate) fn bytes(paths: &[PathBuf]) -> u64 {
 }
 
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (known, others) = folder::files(folder)?;
+    let (known, others) = folder::files_in(folder)?;
     if others > 0 {
         let s = if others == 1 { " is" } else { "s are" };
         warn(format_args!("{}: {others} other file{s} left out", folder.display()));
@@ -85,8 +85,12 @@ fn of_bytes(
     match kind::of_file(path, &input)? {
         Kind::Stream => Ok(of_stream(&input, wanted, limits)),
         kind => {
-            let mut bytes = input.len() as u64;
+            let mut bytes = input.len();
             let name = if kind == Kind::Shards { shards::kind_name(&input) } else { kind.name() };
+            // Their checksums are compared while they are opened, unless they are read by ranges.
+            if kind == Kind::Npz && !wanted.quick && input.held().is_none() {
+                npz::check(&input)?;
+            }
             let dump = Dump::parse(kind, input, path)?;
             if matches!(kind, Kind::Shards | Kind::Distributed) {
                 bytes += dump.tensors.iter().map(|t| Outline::from(t).bytes()).sum::<u64>();
@@ -137,12 +141,13 @@ fn of_dump(path: &Path, kind: &'static str, bytes: u64, dump: &Dump, wanted: &Wa
                 row.value_bits = outline.bytes() as f64 * 8.0;
                 row
             }
-            false => Tensor::of_dense(t.name(), &t.view(), &options),
+            false => Tensor::of_dense(t, &options),
         })
         .collect();
     let opaque = dump.opaque.iter().filter(|t| is_wanted(&t.name));
-    rows.extend(opaque.map(|tensor| match tensor.values().filter(|_| !wanted.quick) {
-        Some(values) => Tensor::of_values(tensor, &values.view(), &options),
+    let stats = |tensor: &Opaque| if wanted.quick { None } else { tensor.stats(&options) };
+    rows.extend(opaque.map(|tensor| match stats(tensor) {
+        Some(stats) => Tensor::of_values(tensor, stats),
         None => Tensor::of_opaque(tensor),
     }));
     for row in &mut rows {

@@ -1,6 +1,6 @@
 //! A tensor's row of a report.
 
-use crate::tensors::{Label, Opaque};
+use crate::tensors::{Label, NamedTensor, Opaque, Outline};
 use gcodec::file::report::TensorReport;
 use gcodec::frame::TensorInfo;
 use gcodec::internal::elements;
@@ -106,12 +106,13 @@ impl Tensor {
     }
 
     /// Returns the row of a dense tensor.
-    pub(crate) fn of_dense(name: &str, tensor: &gcodec::TensorView<'_>, options: &StatsOptions) -> Self {
-        let mut row = Self::new(name, tensor.dtype(), tensor.shape());
+    pub(crate) fn of_dense(tensor: &NamedTensor, options: &StatsOptions) -> Self {
+        let outline = Outline::from(tensor);
+        let mut row = Self::new(outline.name, outline.dtype, outline.shape);
         (row.support, row.values) = ("all".into(), "dense".into());
-        row.value_bits = tensor.data().len() as f64 * 8.0;
+        row.value_bits = outline.bytes() as f64 * 8.0;
         row.kept = Some(row.elements);
-        row.stats = Stats::of(tensor, options);
+        row.stats = tensor.stats(options);
         row
     }
 
@@ -131,13 +132,9 @@ impl Tensor {
     }
 
     /// Returns the row of a tensor whose values are known, although streams have no such type.
-    pub(crate) fn of_values(
-        tensor: &Opaque,
-        values: &gcodec::TensorView<'_>,
-        options: &StatsOptions,
-    ) -> Self {
+    pub(crate) fn of_values(tensor: &Opaque, stats: Stats) -> Self {
         let mut row = Self::of_opaque(tensor);
-        (row.stats, row.is_converted) = (Stats::of(values, options), true);
+        (row.stats, row.is_converted) = (stats, true);
         row
     }
 

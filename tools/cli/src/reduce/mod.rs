@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let plain = turns::without_codes(args, &inputs, &all, &limits)?;
     let turns = turns::turns(args, all, &plain, &limits)?;
     let format = Format::of_path(&args.output).filter(|_| !is_standard(&args.output));
-    let read: u64 = inputs.iter().map(|bytes| bytes.len() as u64).sum();
+    let read: u64 = inputs.iter().map(|bytes| bytes.len()).sum();
     let counts = (turns.len() as u64, turns.values().map(|updates| updates.len() as u64).sum::<u64>());
     let written = match format {
         Some(_) => write_tensors(args, turns)?,

@@ -8,12 +8,12 @@
 //! must fill the file.
 
 use crate::fail::{Failure, Result};
-use std::io::Cursor;
+use crate::input::Section;
 use std::ops::Range;
 use zip::{CompressionMethod, ZipArchive};
 
-/// An archive in memory.
-pub(crate) type Archive<'a> = ZipArchive<Cursor<&'a [u8]>>;
+/// An archive that is an input, or a part of one.
+pub(crate) type Archive<'a> = ZipArchive<Section<'a>>;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_LEN: usize = 22;
@@ -22,16 +22,21 @@ const LOCATOR_LEN: usize = 20;
 const RECORD: &[u8] = b"PK\x06\x06";
 const RECORD_LEN: usize = 56;
 const DESCRIPTOR: &[u8] = b"PK\x07\x08";
+/// Longest end of an archive from its record on: with a comment.
+const TAIL: usize = RECORD_LEN + LOCATOR_LEN + END_LEN + u16::MAX as usize;
 
+/// Longest descriptor.
+const MAX_DESCRIPTOR: u64 = 24;
 /// Most archives one after another that are counted.
 const MAX_ARCHIVES: usize = 1_000_000;
 
-/// Opens the archive that `bytes` are, from the first byte to the last.
+/// Opens the archive that a file is, from the first byte to the last.
 ///
 /// # Errors
 /// A failure if there are several archives, or bytes outside of the entries and the directory.
-pub(crate) fn open(bytes: &[u8]) -> Result<Archive<'_>> {
-    let found = find(bytes)?;
+pub(crate) fn open<'a>(file: impl Into<Section<'a>>) -> Result<Archive<'a>> {
+    let file = file.into();
+    let found = find(&file)?;
     if let [_, second, ..] = &found[..] {
         let (all, second) = (found.len(), second.start);
         return Err(Failure::invalid(format_args!(
@@ -39,20 +44,20 @@ pub(crate) fn open(bytes: &[u8]) -> Result<Archive<'_>> {
              opened for appending: call torch.load as often on the open file, and save each in its own file"
         )));
     }
-    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(damaged)?;
-    check(&mut archive, bytes)?;
+    let mut archive = ZipArchive::new(file.clone()).map_err(damaged)?;
+    check(&mut archive, &file)?;
     Ok(archive)
 }
 
 /// Returns the places of the archives one after another, which fill the bytes.
-fn find(bytes: &[u8]) -> Result<Vec<Range<usize>>> {
+fn find(file: &Section<'_>) -> Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
-    let mut end = bytes.len();
+    let mut end = file.len();
     while end > 0 {
         if found.len() == MAX_ARCHIVES {
             return Err(Failure::limit(format_args!("more than {MAX_ARCHIVES} archives one after another")));
         }
-        let start = start(&bytes[..end]).ok_or_else(|| match found.last() {
+        let start = start(file, end).ok_or_else(|| match found.last() {
             None => damaged("no end record: it is cut, or bytes were added behind it"),
             Some(_) => damaged(format_args!("{end} bytes before the archive at byte {end:#x} are of none")),
         })?;
@@ -63,8 +68,10 @@ fn find(bytes: &[u8]) -> Result<Vec<Range<usize>>> {
     Ok(found)
 }
 
-/// Returns the start of the archive whose last byte is the last of `bytes`.
-fn start(bytes: &[u8]) -> Option<usize> {
+/// Returns the start of the archive that ends before the byte `end`.
+fn start(file: &Section<'_>, end: u64) -> Option<u64> {
+    let before = end.saturating_sub(TAIL as u64);
+    let bytes = &*file.slice(before..end);
     let last = bytes.len().checked_sub(END_LEN)?;
     let first = last.saturating_sub(usize::from(u16::MAX));
     let end = (first..=last).rev().find(|at| {
@@ -78,8 +85,7 @@ fn start(bytes: &[u8]) -> Option<usize> {
         (len, offset) = (number(bytes, record + 40, 8)?, number(bytes, record + 48, 8)?);
         directory_end = record;
     }
-    let len = usize::try_from(len).ok()?;
-    directory_end.checked_sub(len)?.checked_sub(usize::try_from(offset).ok()?)
+    (before + directory_end as u64).checked_sub(len)?.checked_sub(offset)
 }
 
 /// Returns the number of `len` bytes at `at`.
@@ -90,7 +96,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
 }
 
 /// Checks that the entries follow one another from the first byte to the directory.
-fn check(archive: &mut Archive<'_>, bytes: &[u8]) -> Result<()> {
+fn check(archive: &mut Archive<'_>, file: &Section<'_>) -> Result<()> {
     let mut entries = Vec::new();
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(damaged)?;
@@ -109,11 +115,11 @@ fn check(archive: &mut Archive<'_>, bytes: &[u8]) -> Result<()> {
         return Err(damaged(format_args!("its first {first} bytes are of no entry")));
     }
     for ((_, end, crc), next) in entries.iter().zip(starts) {
-        let between = usize::try_from(*end).ok().zip(usize::try_from(next).ok());
-        let gap = between.and_then(|(end, next)| bytes.get(end..next));
+        let gap = (*end <= next && next <= file.len()).then_some(*end..next);
         let gap = gap.ok_or_else(|| damaged(format_args!("two entries overlap at byte {next:#x}")))?;
-        if !gap.is_empty() && !is_descriptor(gap, *crc) {
-            let len = gap.len();
+        // A longer one is no descriptor.
+        let len = next - end;
+        if len > 0 && (len > MAX_DESCRIPTOR || !is_descriptor(&file.slice(gap), *crc)) {
             return Err(damaged(format_args!(
                 "{len} bytes at byte {end:#x} are of no entry: an entry was replaced by another of its name, \
                  or bytes were added"
@@ -136,7 +142,7 @@ fn damaged(what: impl std::fmt::Display) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::io::{Cursor, Write};
     use zip::write::SimpleFileOptions;
 
     const STATE: &[u8] = include_bytes!("../../fixtures/state.pt");
@@ -159,9 +165,9 @@ mod tests {
         }
         zip.set_comment("written as a stream").unwrap();
         let bytes = zip.finish().unwrap().into_inner();
-        assert_eq!(open(&bytes).unwrap().len(), 2);
+        assert_eq!(open(&bytes[..]).unwrap().len(), 2);
         let empty = zip::ZipWriter::new(Cursor::new(Vec::new())).finish().unwrap().into_inner();
-        assert!(open(&empty).unwrap().is_empty());
+        assert!(open(&empty[..]).unwrap().is_empty());
     }
 
     #[test]
@@ -169,7 +175,7 @@ mod tests {
         assert!(message(&[STATE, STATE].concat()).contains("2 archives one after another"));
         let three = message(&[ARRAYS, STATE, ARRAYS].concat());
         assert!(three.contains("3 archives") && three.contains(&format!("{:#x}", ARRAYS.len())), "{three}");
-        assert_eq!(find(&STATE.repeat(3)).unwrap().len(), 3);
+        assert_eq!(find(&STATE.repeat(3)[..].into()).unwrap().len(), 3);
     }
 
     #[test]
@@ -190,7 +196,7 @@ mod tests {
             zip.write_all(name.as_bytes()).unwrap();
         }
         let mut bytes = zip.finish().unwrap().into_inner();
-        assert_eq!(open(&bytes).unwrap().len(), 2);
+        assert_eq!(open(&bytes[..]).unwrap().len(), 2);
         for at in 0..bytes.len() - 4 {
             if &bytes[at..at + 4] == b"sama" {
                 bytes[at..at + 4].copy_from_slice(b"same");
@@ -206,7 +212,7 @@ mod tests {
             for at in 0..file.len() {
                 let mut wrong = file.to_vec();
                 wrong[at] ^= 0xff;
-                let _ = open(&wrong);
+                let _ = open(&wrong[..]);
             }
         }
         let ends = [&END.to_vec()[..], &[0; 18]].concat().repeat(1000);

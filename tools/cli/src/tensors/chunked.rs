@@ -2,6 +2,7 @@
 
 use super::Data;
 use gcodec::internal::elements;
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 /// Most chunks of a tensor.
@@ -49,7 +50,7 @@ impl Chunked {
             if !chunk.offsets.iter().zip(&chunk.sizes).zip(shape).all(fits) {
                 return wrong(chunk, "reaches out of its shape");
             }
-            match bytes(&chunk.sizes).filter(|bytes| *bytes == chunk.data.len() as u64) {
+            match bytes(&chunk.sizes).filter(|bytes| *bytes == chunk.data.len()) {
                 Some(bytes) => sum = sum.saturating_add(bytes),
                 None => return wrong(chunk, "has another number of bytes"),
             }
@@ -82,9 +83,31 @@ impl Chunked {
         }
     }
 
+    /// Returns the number of bytes of all elements.
+    pub(super) fn len(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.data.len()).sum()
+    }
+
+    /// Returns the bytes of the only chunk, if it is one.
+    pub(super) fn alone(&self) -> Option<&Data> {
+        match &self.chunks[..] {
+            [one] => Some(&one.data),
+            _ => None,
+        }
+    }
+
+    /// As [`Self::bytes`], and keeps nothing.
+    pub(super) fn read(&self) -> Cow<'_, [u8]> {
+        match (self.whole.get(), &self.chunks[..]) {
+            (Some(whole), _) => Cow::Borrowed(whole),
+            (None, [one]) => one.data.read(),
+            (None, _) => Cow::Owned(self.assemble()),
+        }
+    }
+
     pub(super) fn into_bytes(self) -> Vec<u8> {
         match (self.whole.get().is_some(), &self.chunks[..]) {
-            (false, [one]) => one.data.to_vec(),
+            (false, [one]) => one.data.read().into_owned(),
             (false, _) => self.assemble(),
             (true, _) => self.whole.into_inner().unwrap_or_default(),
         }
@@ -92,7 +115,7 @@ impl Chunked {
 
     fn assemble(&self) -> Vec<u8> {
         // The chunks, which are in memory or in mapped files, have as many bytes together.
-        let mut whole = vec![0; self.chunks.iter().map(|chunk| chunk.data.len()).sum()];
+        let mut whole = vec![0; self.len() as usize];
         for chunk in &self.chunks {
             self.put(chunk, &mut whole);
         }
@@ -109,7 +132,7 @@ impl Chunked {
         let run = sizes[outer..].iter().product::<u64>() as usize * self.width;
         let strides = strides(shape);
         let mut index = vec![0u64; outer];
-        for piece in chunk.data.chunks_exact(run.max(1)) {
+        for piece in chunk.data.read().chunks_exact(run.max(1)) {
             let inner: u64 = (outer..shape.len()).map(|d| chunk.offsets[d] * strides[d]).sum();
             let at: u64 = (0..outer).map(|d| (chunk.offsets[d] + index[d]) * strides[d]).sum();
             let at = (at + inner) as usize * self.width;

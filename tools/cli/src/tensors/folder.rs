@@ -4,7 +4,8 @@ use super::kind::{self, Kind};
 use super::shards;
 use super::torch::dcp;
 use crate::fail::{Failure, InFile, Result};
-use crate::input::{Input, Opened};
+use crate::files;
+use crate::input::{Input, Opened, Section};
 use crate::order;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const NAMES: usize = 4;
 
 /// Opens the file at `path`, or for which the folder at `path` stands; returns its path, too.
 pub(crate) fn open(path: &Path) -> Result<(Opened, PathBuf)> {
-    let path = if path.is_dir() { of(path)? } else { path.to_owned() };
+    let path = if files::is_folder(path) { of(path)? } else { path.to_owned() };
     let opened = match shards::index_of_set(&path) {
         Some(index) => Opened::Whole(Input::Owned(index)),
         None => Opened::open(&path)?,
@@ -66,7 +67,7 @@ pub(crate) fn of(folder: &Path) -> Result<PathBuf> {
 
 /// Returns the files of a folder that `inspect` shows, and the number of others. Shards stand as their index,
 /// or as one path with `*` for their numbers.
-pub(crate) fn files(folder: &Path) -> Result<(Vec<PathBuf>, u64)> {
+pub(crate) fn files_in(folder: &Path) -> Result<(Vec<PathBuf>, u64)> {
     let Files { indices, known, others } = Files::of(folder)?;
     let mut files = [indices, known].concat();
     files.sort_by(|a, b| order::compare_paths(a, b));
@@ -79,9 +80,8 @@ pub(crate) fn files(folder: &Path) -> Result<(Vec<PathBuf>, u64)> {
 /// Says what to give in the place of a folder.
 pub(crate) fn refusal(folder: &Path) -> Failure {
     let files = Files::of(folder).map(|files| [files.indices, files.known].concat()).unwrap_or_default();
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(folder)
-        .map(|entries| entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
-        .unwrap_or_default();
+    let mut folders = files::entries(folder).unwrap_or_default();
+    folders.retain(|path| files::is_folder(path));
     folders.sort_by(|a, b| order::compare_paths(a, b));
     let listed = |paths: &[PathBuf]| {
         let names: Vec<String> = paths.iter().take(NAMES).map(|path| name(path)).collect();
@@ -111,19 +111,20 @@ struct Files {
 
 impl Files {
     fn of(folder: &Path) -> Result<Self> {
-        let entries = std::fs::read_dir(folder).in_file(folder)?;
-        let mut paths: Vec<PathBuf> =
-            entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>().in_file(folder)?;
-        paths.retain(|path| path.is_file());
+        let mut paths = files::entries(folder).in_file(folder)?;
+        paths.retain(|path| files::is_file(path));
         paths.sort_by(|a, b| order::compare_paths(a, b));
         let (mut indices, mut known, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         let (mut others, mut in_index) = (0, HashSet::new());
         for path in paths {
             let input = Input::open(&path, 0);
-            let is_promised = is_promised(&path) || input.as_deref().is_ok_and(kind::is_pointer);
+            let is_pointer =
+                |input: &Input| kind::is_pointer(&Section::from(input).head(kind::POINTER_BYTES));
+            let is_promised = is_promised(&path) || input.as_ref().is_ok_and(is_pointer);
             match input.and_then(|input| Ok((kind::of_file(&path, &input)?, input))) {
                 Ok((kind @ (Kind::Shards | Kind::Distributed), input)) => {
-                    let files = if kind == Kind::Shards { shards::files(&input) } else { dcp::files(&input) };
+                    let files =
+                        if kind == Kind::Shards { shards::files_of(&input) } else { dcp::files_of(&input) };
                     // An index that cannot be read says so when it is opened.
                     let files = files.unwrap_or_default();
                     in_index.extend(files.into_iter().map(|file| folder.join(file)));

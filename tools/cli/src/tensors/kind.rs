@@ -3,6 +3,7 @@
 use super::torch::{dcp, exported, legacy};
 use super::{archive, gguf, safetensors};
 use crate::fail::{Failure, Result};
+use crate::input::{Input, Section};
 use gcodec::frame::MAGIC;
 use gcodec::internal::{PREAMBLE_LEN, SYNC};
 use std::path::Path;
@@ -52,18 +53,20 @@ impl Kind {
     ///
     /// # Errors
     /// A failure that names what the file looks like, and what to do with it.
-    pub(crate) fn of(bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn of<'a>(file: impl Into<Section<'a>>) -> Result<Self> {
+        let file = file.into();
+        let bytes = &*file.head(HEAD);
         if is_stream(bytes) {
             return Ok(Self::Stream);
         }
         match bytes {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Ok(Self::Npy),
-            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => of_archive(bytes),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => of_archive(file),
             _ if legacy::is_legacy(bytes) => Ok(Self::Torch),
             _ if dcp::is_metadata(bytes) => Ok(Self::Distributed),
             _ if bytes.starts_with(gguf::MAGIC) => Ok(Self::Gguf),
             _ if safetensors::looks_like(bytes) => Ok(Self::Safetensors),
-            _ if bytes.trim_ascii_start().starts_with(b"{") && find(bytes, b"\"weight_map\"") => {
+            _ if bytes.trim_ascii_start().starts_with(b"{") && file.contains(b"\"weight_map\"") => {
                 Ok(Self::Shards)
             }
             _ => Err(unknown(bytes)),
@@ -75,20 +78,25 @@ impl Kind {
 ///
 /// # Errors
 /// Also for a part of a distributed checkpoint, which only the whole explains.
-pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<Kind> {
+pub(crate) fn of_file(path: &Path, input: &Input) -> Result<Kind> {
     if dcp::is_part(path) {
         return Err(Failure::invalid(
             "a part of a PyTorch distributed checkpoint: give its folder, or the file .metadata in it",
         ));
     }
-    Kind::of(bytes)
+    Kind::of(input)
 }
+
+/// Bytes that tell the kinds of most files.
+const HEAD: u64 = 1 << 16;
 
 /// Whether the bytes stand for a file that Git LFS has not downloaded.
 pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(POINTER)
 }
 
+/// Bytes that tell a pointer of Git LFS.
+pub(crate) const POINTER_BYTES: u64 = POINTER.len() as u64;
 /// First bytes of a pointer of Git LFS.
 const POINTER: &[u8] = b"version https://git-lfs";
 
@@ -112,8 +120,8 @@ pub(crate) fn is_stream(bytes: &[u8]) -> bool {
 }
 
 /// Tells archives of NumPy from those of PyTorch.
-fn of_archive(bytes: &[u8]) -> Result<Kind> {
-    let archive = archive::open(bytes)?;
+fn of_archive(file: Section<'_>) -> Result<Kind> {
+    let archive = archive::open(file)?;
     if super::torch::prefix(&archive).or_else(|| exported::prefix(&archive)).is_some() {
         return Ok(Kind::Torch);
     }
@@ -166,8 +174,8 @@ const SIGNATURES: [(usize, &[u8], &str); 22] = [
 ];
 
 /// Returns the failure for a file that should be safetensors and begins otherwise: what it looks like.
-pub(super) fn not_safetensors(bytes: &[u8]) -> Failure {
-    match Kind::of(bytes) {
+pub(super) fn not_safetensors(input: &Input) -> Failure {
+    match Kind::of(input) {
         Ok(kind) => Failure::invalid(format_args!("not a safetensors file but {}", kind.name())),
         Err(failure) => failure.about("not a safetensors file"),
     }
@@ -226,10 +234,6 @@ fn is_text(bytes: &[u8]) -> bool {
         Err(_) => return false,
     };
     !valid.contains(|c: char| c.is_control() && !c.is_whitespace())
-}
-
-pub(super) fn find(bytes: &[u8], what: &[u8]) -> bool {
-    bytes.windows(what.len()).any(|w| w == what)
 }
 
 #[cfg(test)]

@@ -161,7 +161,7 @@ impl Dump {
                 Some((data, form)) => {
                     let label = Label::new(opaque.dtype.into_owned(), opaque.shape, form);
                     labels.0.insert(opaque.name.clone(), label);
-                    let (name, shape) = (opaque.name, vec![data.len() as u64]);
+                    let (name, shape) = (opaque.name, vec![data.len()]);
                     self.tensors.push(NamedTensor { name, dtype: Dtype::U8, shape, data });
                 }
             }
@@ -180,8 +180,7 @@ impl Dump {
             match labels.find(&Outline::from(&tensor)) {
                 None => self.tensors.push(tensor),
                 Some(Label { dtype, shape, form }) => {
-                    let (bytes, reason) =
-                        (tensor.data.len() as u64, "its bytes are from a file of another format");
+                    let (bytes, reason) = (tensor.data.len(), "its bytes are from a file of another format");
                     let opaque = Opaque::new(tensor.name, dtype.clone(), shape.clone(), bytes, reason);
                     self.opaque.push(opaque.with_data(tensor.data).with_form_of(*form));
                 }

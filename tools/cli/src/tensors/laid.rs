@@ -28,7 +28,9 @@ impl Laid {
         let mut dump = Dump::of_input(kind, &bytes, path, &mut Room::default())?.whole(path)?;
         dump.carry();
         let place = |tensor: &NamedTensor| match &tensor.data {
-            Data::Shared { input, range } if Arc::ptr_eq(input, &bytes) => Some(range.clone()),
+            Data::Shared(shared) if Arc::ptr_eq(&shared.input, &bytes) => {
+                Some(shared.range.start as usize..shared.range.end as usize)
+            }
             _ => None,
         };
         let found = dump.tensors.into_iter().filter_map(|tensor| Some((place(&tensor)?, tensor)));

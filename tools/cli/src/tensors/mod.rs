@@ -5,6 +5,7 @@
 
 mod archive;
 mod chunked;
+mod data;
 pub(crate) mod folder;
 mod gguf;
 pub(crate) mod kind;
@@ -21,15 +22,18 @@ mod values;
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::output::{Output, counted};
-use chunked::Chunked;
+use data::Data;
 use gcodec::frame::TensorInfo;
+use gcodec::internal::{check_len, stats_of_pieces};
+use gcodec::reduce::stats::{Stats, StatsOptions};
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use kind::Kind;
 pub(crate) use label::{Label, Labels};
 pub(crate) use laid::Laid;
 pub(crate) use opaque::Opaque;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -168,7 +172,7 @@ struct Room {
     /// Bytes unpacked from archives.
     unpacked: u64,
     /// Bytes of views: an expanded one repeats elements.
-    views: usize,
+    views: u64,
 }
 
 impl Default for Room {
@@ -229,7 +233,7 @@ impl NamedTensor {
     /// Checks that `data` is as long as `shape` and `dtype` need.
     fn from_data(name: String, dtype: Dtype, shape: Vec<u64>, data: Data) -> Result<Self> {
         // The file is wrong here; the library would blame its caller.
-        TensorView::new(dtype, &shape, &data).map_err(|e| Failure::invalid(e).about(quoted(&name)))?;
+        check_len(dtype, &shape, data.len()).map_err(|e| Failure::invalid(e).about(quoted(&name)))?;
         Ok(Self { name, dtype, shape, data })
     }
 
@@ -240,12 +244,7 @@ impl NamedTensor {
 
     /// Returns the name and the elements.
     pub(crate) fn into_parts(self) -> gcodec::Result<(String, TensorBuf)> {
-        let data = match self.data {
-            Data::Owned(bytes) => bytes,
-            shared @ Data::Shared { .. } => shared.to_vec(),
-            Data::Chunked(chunked) => chunked.into_bytes(),
-        };
-        Ok((self.name, TensorBuf::new(self.dtype, self.shape, data)?))
+        Ok((self.name, TensorBuf::new(self.dtype, self.shape, self.data.into_bytes())?))
     }
 
     /// Returns the elements.
@@ -254,6 +253,44 @@ impl NamedTensor {
             Ok(view) => view,
             Err(_) => unreachable!("the length was checked when the tensor was made"),
         }
+    }
+
+    /// Returns the statistics of the elements. Those of a file that is read by ranges are not kept.
+    pub(crate) fn stats(&self, options: &StatsOptions) -> Stats {
+        let stats = match self.data.is_elsewhere() {
+            true => stats_of_pieces(&self.shape, options, |elements| self.piece(elements)),
+            false => TensorView::new(self.dtype, &self.shape, &self.data.read())
+                .map(|view| Stats::of(&view, options)),
+        };
+        // The length was checked when the tensor was made.
+        stats.unwrap_or_default()
+    }
+
+    /// Returns all bytes of the elements, and keeps none that are read for it.
+    pub(crate) fn bytes(&self) -> Cow<'_, [u8]> {
+        self.data.read()
+    }
+
+    /// Returns where the bytes of elements are among those of all. The first is at a whole byte.
+    pub(crate) fn place(&self, elements: &Range<u64>) -> Range<u64> {
+        let byte = |element: u64| (element * u64::from(self.dtype.bits())).div_ceil(8);
+        byte(elements.start)..byte(elements.end)
+    }
+
+    /// Returns elements as a tensor of one dimension.
+    pub(crate) fn piece(&self, elements: Range<u64>) -> gcodec::Result<TensorBuf> {
+        let bytes = self.data.part(self.place(&elements)).into_owned();
+        TensorBuf::new(self.dtype, vec![elements.end - elements.start], bytes)
+    }
+
+    /// Returns the number of elements.
+    pub(crate) fn elements(&self) -> u64 {
+        gcodec::internal::elements(&self.shape).unwrap_or(0)
+    }
+
+    /// Whether the elements are in a file that is read by ranges: better a piece at a time than whole.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.data.is_elsewhere()
     }
 }
 
@@ -369,27 +406,6 @@ pub(crate) fn check_output(path: &Path) -> Result<Format> {
         None => {
             let what = "cannot tell the format: the name must end in .safetensors, .npz or .npy";
             Err(Failure::usage(what)).in_file(path)
-        }
-    }
-}
-
-/// A tensor's bytes: owned, a part of the file, or in several chunks.
-#[derive(Debug)]
-enum Data {
-    Owned(Vec<u8>),
-    Shared { input: Arc<Input>, range: Range<usize> },
-    Chunked(Box<Chunked>),
-}
-
-impl Deref for Data {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Owned(bytes) => bytes,
-            // The range was checked against the input when it was made.
-            Self::Shared { input, range } => &input[range.clone()],
-            Self::Chunked(chunked) => chunked.bytes(),
         }
     }
 }

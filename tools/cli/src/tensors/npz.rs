@@ -18,7 +18,7 @@ use zip::{CompressionMethod, ZipWriter};
 /// to a thousand times its size, so memory is allocated as the bytes arrive, up to this limit. Stored arrays
 /// stay in the input.
 pub(super) fn read(input: &Arc<Input>, left: &mut u64) -> Result<Dump> {
-    let mut archive = archive::open(input)?;
+    let mut archive = archive::open(&**input)?;
     if archive.has_duplicate_names() {
         return Err(Failure::invalid("two entries of the archive have one name"));
     }
@@ -30,12 +30,12 @@ pub(super) fn read(input: &Arc<Input>, left: &mut u64) -> Result<Dump> {
             continue;
         }
         let name = file_name.strip_suffix(".npy").unwrap_or(&file_name);
-        let (input, range) = match stored(input, &mut entry)? {
+        let (input, range) = match stored(input, &mut entry).map_err(|e| e.about(quoted(name)))? {
             Some(range) => (Arc::clone(input), range),
             None => {
                 let bytes = read_entry(&mut entry, *left, max_bytes).map_err(|e| e.about(quoted(name)))?;
                 *left -= bytes.len() as u64;
-                let range = 0..bytes.len();
+                let range = 0..bytes.len() as u64;
                 (Arc::new(Input::Owned(bytes)), range)
             }
         };
@@ -43,8 +43,8 @@ pub(super) fn read(input: &Arc<Input>, left: &mut u64) -> Result<Dump> {
             npy::read_entry(&input, range, name.to_owned(), &mut dump).map_err(|e| e.about(quoted(name)))?;
             continue;
         }
-        let opaque = Opaque::new(file_name, "file", None, range.len() as u64, "a file that is no array");
-        dump.opaque.push(opaque.with_data(Data::Shared { input, range }).with_form(Form::File));
+        let opaque = Opaque::new(file_name, "file", None, range.end - range.start, "a file that is no array");
+        dump.opaque.push(opaque.with_data(Data::shared(&input, range)).with_form(Form::File));
     }
     // `x.npy` and a file `x` would be one tensor.
     check_unique(dump.names(), Failure::invalid)?;
@@ -86,15 +86,33 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Returns where a stored entry lies in the input, after checking its CRC; `None` if it is deflated.
-fn stored<R: Read>(input: &[u8], entry: &mut ZipFile<'_, R>) -> Result<Option<Range<usize>>> {
+/// Returns where a stored entry lies in the input, after checking its CRC; `None` if it is deflated. Of an
+/// input that is read by ranges, [`check`] does that, which reads all of it.
+fn stored<R: Read>(input: &Input, entry: &mut ZipFile<'_, R>) -> Result<Option<Range<u64>>> {
     if entry.compression() != CompressionMethod::Stored {
         return Ok(None);
     }
-    let len = io::copy(entry, &mut io::sink()).map_err(Failure::invalid)?;
-    let place = |start: u64| Some(start.try_into().ok()?..start.checked_add(len)?.try_into().ok()?);
-    let range = entry.data_start().and_then(place).filter(|range| input.get(range.clone()).is_some());
+    let len = match input.held() {
+        Some(_) => io::copy(entry, &mut io::sink()).map_err(Failure::invalid)?,
+        None => entry.size(),
+    };
+    let place = |start: u64| Some(start..start.checked_add(len)?);
+    let range = entry.data_start().and_then(place).filter(|range| range.end <= input.len());
     range.map(Some).ok_or_else(|| Failure::invalid("an entry of the archive has no data"))
+}
+
+/// Compares the checksums of stored entries, which reads all of them.
+pub(crate) fn check(input: &Input) -> Result<()> {
+    let mut archive = archive::open(input)?;
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).map_err(Failure::invalid)?;
+        if entry.compression() == CompressionMethod::Stored {
+            let name = entry.name().map_err(Failure::invalid)?.into_owned();
+            let name = name.strip_suffix(".npy").unwrap_or(&name);
+            io::copy(&mut entry, &mut io::sink()).map_err(|e| Failure::invalid(e).about(quoted(name)))?;
+        }
+    }
+    Ok(())
 }
 
 fn read_entry(entry: &mut impl Read, left: u64, max_bytes: u64) -> Result<Vec<u8>> {

@@ -4,8 +4,10 @@ use super::label::Form;
 use super::values::Values;
 use super::{Data, Dump, NamedTensor, quoted};
 use crate::output::{counted, warn};
-use gcodec::tensor::TensorBuf;
+use gcodec::internal::stats_of_pieces;
+use gcodec::reduce::stats::{Stats, StatsOptions};
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
 /// A tensor whose elements are not read.
@@ -57,14 +59,21 @@ impl Opaque {
         self.known_values().is_some()
     }
 
-    /// Returns its values as f32, for statistics: of complex numbers the magnitudes.
-    pub(crate) fn values(&self) -> Option<TensorBuf> {
+    /// Returns the statistics of its values as f32: of complex numbers the magnitudes.
+    pub(crate) fn stats(&self, options: &StatsOptions) -> Option<Stats> {
         let (values, shape, data) = self.known_values()?;
-        values.read(shape, data)
+        if !data.is_elsewhere() {
+            return Some(Stats::of(&values.read(shape, data)?.view(), options));
+        }
+        let piece = |elements: Range<u64>| {
+            let bytes = data.part(values.place(elements.start)..values.place(elements.end));
+            values.read(&[elements.end - elements.start], &bytes).ok_or(())
+        };
+        stats_of_pieces(shape, options, piece).ok()
     }
 
-    fn known_values(&self) -> Option<(Values, &[u64], &[u8])> {
-        let (shape, data) = (self.shape.as_deref()?, &self.data.as_ref()?[..]);
+    fn known_values(&self) -> Option<(Values, &[u64], &Data)> {
+        let (shape, data) = (self.shape.as_deref()?, self.data.as_ref()?);
         Values::of(&self.dtype)
             .filter(|values| values.fits(shape, data.len()))
             .map(|values| (values, shape, data))

@@ -25,36 +25,33 @@ use std::sync::Arc;
 
 /// Reads all tensors, in the order of their data; their bytes stay in `input`.
 pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
-    let bytes: &[u8] = input;
-    let Some((len, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(Failure::invalid(format_args!(
-            "{} bytes are too few for a safetensors file",
-            bytes.len()
-        )));
+    let bytes = input.len();
+    let head = input.slice(0..bytes.min(LEN_BYTES + 1));
+    let Some((len, _)) = head.split_first_chunk() else {
+        return Err(Failure::invalid(format_args!("{bytes} bytes are too few for a safetensors file")));
     };
     let header_bytes = u64::from_le_bytes(*len);
-    if !looks_like(bytes) {
-        return Err(kind::not_safetensors(bytes));
+    if !looks_like(&head) {
+        return Err(kind::not_safetensors(input));
     }
-    if header_bytes > rest.len() as u64 {
-        let what = format!("header of {header_bytes} bytes in a file of {}", bytes.len());
+    if header_bytes > bytes - LEN_BYTES {
+        let what = format!("header of {header_bytes} bytes in a file of {bytes}");
         return Err(Failure::invalid(what));
     }
     if header_bytes > MAX_HEADER_BYTES {
         let what = format!("header of {header_bytes} bytes, {MAX_HEADER_BYTES} allowed");
         return Err(Failure::limit(what));
     }
-    // At most the length of a slice, so it fits.
-    let (header, data) = rest.split_at(header_bytes as usize);
-    let header: Header =
-        serde_json::from_slice(header).map_err(|e| Failure::invalid(e).about("safetensors header"))?;
+    let data_start = LEN_BYTES + header_bytes;
+    let data_bytes = bytes - data_start;
+    let header: Header = serde_json::from_slice(&input.slice(LEN_BYTES..data_start))
+        .map_err(|e| Failure::invalid(e).about("safetensors header"))?;
 
     let mut entries = header.tensors;
     check_unique(entries.iter().map(|(name, _)| name.as_str()), Failure::invalid)?;
     // An empty tensor sorts before the one that begins where it ends.
     entries.sort_by_key(|(_, entry)| entry.data_offsets);
 
-    let data_start = bytes.len() - data.len();
     let (mut tensors, mut opaque) = (Vec::with_capacity(entries.len()), Vec::new());
     let mut expected_begin = 0;
     for (name, Entry { dtype, shape, data_offsets: (begin, end) }) in entries {
@@ -65,13 +62,11 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
                 "begins at {begin}: {what} the tensor before, which ends at {expected_begin}"
             ));
         }
-        if end < begin || end > data.len() as u64 {
-            return fail(&format_args!("data offsets {begin}..{end} in {} bytes of data", data.len()));
+        if end < begin || end > data_bytes {
+            return fail(&format_args!("data offsets {begin}..{end} in {data_bytes} bytes of data"));
         }
-        // Both are at most the length of a slice, so they fit.
-        let range = data_start + begin as usize..data_start + end as usize;
         expected_begin = end;
-        let data = Data::Shared { input: Arc::clone(input), range };
+        let data = Data::shared(input, data_start + begin..data_start + end);
         let Some(dtype) = dtype_from_name(&dtype) else {
             if bits_of(&dtype).is_some_and(|bits| bytes_of(bits, &shape) != Some(end - begin)) {
                 return fail(&format_args!(
@@ -88,8 +83,8 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         }
         tensors.push(NamedTensor::from_data(name, dtype, shape, data)?);
     }
-    if expected_begin != data.len() as u64 {
-        let what = format!("{} bytes of data, of which the tensors cover {expected_begin}", data.len());
+    if expected_begin != data_bytes {
+        let what = format!("{data_bytes} bytes of data, of which the tensors cover {expected_begin}");
         return Err(Failure::invalid(what));
     }
     Ok(Dump { tensors, opaque, metadata: header.metadata, ..Dump::default() })
@@ -273,6 +268,9 @@ fn dtype_from_name(name: &str) -> Option<Dtype> {
 fn dtype_name(dtype: Dtype) -> Option<&'static str> {
     DTYPES.iter().find(|(d, _)| *d == dtype).map(|(_, name)| *name)
 }
+
+/// Bytes of the header's length.
+const LEN_BYTES: u64 = 8;
 
 const METADATA: &str = "__metadata__";
 

@@ -7,6 +7,7 @@
 use super::kind::{self, Kind};
 use super::{DEFAULT_MAX_BYTES, Dump, Opaque, Room, quoted};
 use crate::fail::{Failure, Result};
+use crate::files;
 use crate::input::Input;
 use crate::output::{counted, warn};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,14 +27,14 @@ struct Index {
 const MAX_FILES: usize = 10_000;
 
 /// Returns the names of the files that an index lists.
-pub(crate) fn files(index: &[u8]) -> Result<BTreeSet<String>> {
+pub(crate) fn files_of(index: &[u8]) -> Result<BTreeSet<String>> {
     let index = Index::parse(index)?;
     Ok(index.weight_map.into_values().chain(index.files).collect())
 }
 
 /// Names the format of the files that an index lists, by their endings.
 pub(crate) fn kind_name(index: &[u8]) -> &'static str {
-    let files = files(index).unwrap_or_default();
+    let files = files_of(index).unwrap_or_default();
     let all = |endings: &[&str]| files.iter().all(|file| endings.iter().any(|end| file.ends_with(end)));
     match () {
         () if all(&[".safetensors"]) => "sharded safetensors",
@@ -168,11 +169,11 @@ pub(super) fn read(path: &Path, index: &[u8], room: &mut Room) -> Result<Dump> {
 
 /// Reads a file of any format of tensors.
 fn open(path: &Path, room: &mut Room) -> Result<Dump> {
-    if !path.exists() {
+    if !files::exists(path) {
         return Err(Failure::invalid("the file is missing"));
     }
     // A pipe or a device may have no end.
-    if !path.is_file() {
+    if !files::is_file(path) {
         return Err(Failure::invalid("it is no regular file"));
     }
     let input = Input::open(path, DEFAULT_MAX_BYTES).map_err(|mut failure| {
@@ -262,7 +263,7 @@ mod tests {
             assert_eq!(set(other), None, "{other}");
         }
         let index = index_of_set(Path::new("m-*-of-03.bin")).unwrap();
-        let files: Vec<String> = files(&index).unwrap().into_iter().collect();
+        let files: Vec<String> = files_of(&index).unwrap().into_iter().collect();
         assert_eq!(files, ["m-01-of-03.bin", "m-02-of-03.bin", "m-03-of-03.bin"]);
         assert_eq!(Kind::of(&index).unwrap(), Kind::Shards);
         assert_eq!(index_of_set(Path::new("m-*-of-99999999999.bin")), None);

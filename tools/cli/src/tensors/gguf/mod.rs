@@ -9,10 +9,9 @@
 
 mod types;
 
-use super::kind::find;
 use super::{Data, Dump, NamedTensor, Opaque, check_unique, quoted};
 use crate::fail::{Failure, Result};
-use crate::input::Input;
+use crate::input::{Input, Section};
 use gcodec::internal::elements;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,10 +26,14 @@ const MAX_DEPTH: usize = 4;
 
 /// Reads all tensors, in the order of the header; their bytes stay in `input`.
 pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
-    let mut header = Header { bytes: input, at: MAGIC.len(), alignment: ALIGNMENT };
-    let infos = header.read().map_err(|e| e.about(format_args!("GGUF header, byte {:#x}", header.at)))?;
+    let file = Section::from(&**input);
+    let (infos, end, alignment) = file.parse_head(|bytes| {
+        let mut header = Header { bytes, at: MAGIC.len(), alignment: ALIGNMENT };
+        let infos = header.read().map_err(|e| e.about(format_args!("GGUF header, byte {:#x}", header.at)))?;
+        Ok::<_, Failure>((infos, header.at as u64, header.alignment))
+    })?;
     check_unique(infos.iter().map(|info| info.name.as_str()), Failure::invalid)?;
-    let ranges = places(&infos, &header)?;
+    let ranges = places(&infos, &file, end, alignment)?;
     let mut dump = Dump::default();
     for (info, range) in infos.into_iter().zip(ranges) {
         let name = info.name.clone();
@@ -46,11 +49,12 @@ struct Info {
     offset: u64,
 }
 
-/// Returns where the data of each tensor are. They and their padding fill the file.
-fn places(infos: &[Info], header: &Header<'_>) -> Result<Vec<Range<usize>>> {
-    let len = header.bytes.len();
+/// Returns where the data of each tensor are. They and their padding fill the file behind the header, which
+/// ends before the byte `header`.
+fn places(infos: &[Info], file: &Section<'_>, header: u64, alignment: u64) -> Result<Vec<Range<u64>>> {
+    let len = file.len();
     // A file without data may end before the padding.
-    let start = usize::try_from(header.padded(header.at as u64)?).unwrap_or(usize::MAX);
+    let start = padded(header, alignment)?;
     let mut order: Vec<usize> = (0..infos.len()).collect();
     order.sort_by_key(|&number| infos[number].offset);
     let mut places = vec![0..0; infos.len()];
@@ -58,7 +62,7 @@ fn places(infos: &[Info], header: &Header<'_>) -> Result<Vec<Range<usize>>> {
     for (i, &number) in order.iter().enumerate() {
         let info = &infos[number];
         let fail = |what: &str| Failure::invalid(what).about(quoted(&info.name));
-        let begin = usize::try_from(info.offset).ok().and_then(|offset| start.checked_add(offset));
+        let begin = start.checked_add(info.offset);
         let begin = begin.filter(|at| *at <= len).ok_or_else(|| fail("its data lies outside of the file"))?;
         if begin != free {
             let what = if begin < free { "overlaps" } else { "leaves a gap after" };
@@ -66,7 +70,7 @@ fn places(infos: &[Info], header: &Header<'_>) -> Result<Vec<Range<usize>>> {
         }
         // Of an unknown type, the place of the next tensor tells the bytes.
         let next = || match order.get(i + 1) {
-            Some(next) => usize::try_from(infos[*next].offset).ok()?.checked_add(start),
+            Some(next) => infos[*next].offset.checked_add(start),
             None => Some(len),
         };
         let end = match types::of(info.kind) {
@@ -77,25 +81,29 @@ fn places(infos: &[Info], header: &Header<'_>) -> Result<Vec<Range<usize>>> {
         let end = end.ok_or_else(|| fail("its data lies outside of the file"))?;
         places[number] = begin..end;
         // Writers need not pad the last one.
-        free = usize::try_from(header.padded(end as u64)?).unwrap_or(usize::MAX).min(len);
+        free = padded(end, alignment)?.min(len);
     }
     let is_last_known = order.last().is_none_or(|&number| types::of(infos[number].kind).is_some());
-    let rest = &header.bytes[free..];
-    match () {
-        () if rest.starts_with(MAGIC) => Err(joined(free)),
-        () if !rest.is_empty() => {
-            let more = rest.len();
+    match len - free {
+        _ if file.cut(free..len).head(MAGIC.len() as u64) == &MAGIC[..] => Err(joined(free)),
+        more if more > 0 => {
             Err(Failure::invalid(format_args!("{more} bytes from {free:#x} on belong to no tensor")))
         }
         // A second file could hide in the data of an unknown type.
-        () if !is_last_known && find(&header.bytes[start.min(len)..], b"GGUF\x03\0\0\0") => {
+        _ if !is_last_known && file.cut(start.min(len)..len).contains(b"GGUF\x03\0\0\0") => {
             Err(joined(start))
         }
-        () => Ok(places),
+        _ => Ok(places),
     }
 }
 
-fn joined(at: usize) -> Failure {
+/// Returns the next multiple of the alignment.
+fn padded(at: u64, alignment: u64) -> Result<u64> {
+    let padded = at.checked_next_multiple_of(alignment);
+    padded.ok_or_else(|| Failure::invalid("an alignment beyond 64 bits"))
+}
+
+fn joined(at: u64) -> Failure {
     Failure::invalid(format_args!(
         "another GGUF file begins in it, at or behind byte {at:#x}: split the joined files again; \
          `llama-gguf-split --merge` makes one of the parts of a model"
@@ -104,21 +112,19 @@ fn joined(at: usize) -> Failure {
 
 impl Info {
     /// Returns the bytes of its data.
-    fn bytes(&self, kind: &types::Type) -> Result<usize> {
+    fn bytes(&self, kind: &types::Type) -> Result<u64> {
         let outside = || Failure::invalid("its data lies outside of the file");
         let count = elements(&self.shape).ok_or_else(outside)?;
         if !count.is_multiple_of(kind.block) {
             let (name, block) = (kind.name, kind.block);
             return Err(Failure::invalid(format_args!("{count} elements, {name} has blocks of {block}")));
         }
-        let bytes =
-            (count / kind.block).checked_mul(kind.bytes).and_then(|bytes| usize::try_from(bytes).ok());
-        bytes.ok_or_else(outside)
+        (count / kind.block).checked_mul(kind.bytes).ok_or_else(outside)
     }
 
-    fn add_to(self, dump: &mut Dump, input: &Arc<Input>, range: Range<usize>) -> Result<()> {
-        let bytes = range.len() as u64;
-        let data = Data::Shared { input: Arc::clone(input), range };
+    fn add_to(self, dump: &mut Dump, input: &Arc<Input>, range: Range<u64>) -> Result<()> {
+        let bytes = range.end - range.start;
+        let data = Data::shared(input, range);
         let (dtype, reason) = match types::of(self.kind) {
             Some(types::Type { dtype: Some(dtype), .. }) => {
                 dump.tensors.push(NamedTensor::from_data(self.name, dtype, self.shape, data)?);
@@ -174,12 +180,6 @@ impl Header<'_> {
             infos.push(Info { name, shape, kind: self.u32()?, offset: self.u64()? });
         }
         Ok(infos)
-    }
-
-    /// Returns the next multiple of the alignment.
-    fn padded(&self, at: u64) -> Result<u64> {
-        let padded = at.checked_next_multiple_of(self.alignment);
-        padded.ok_or_else(|| Failure::invalid("an alignment beyond 64 bits"))
     }
 
     /// Passes a value of this type.

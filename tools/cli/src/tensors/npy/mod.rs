@@ -8,11 +8,10 @@
 
 mod header;
 
-use super::kind::find;
 use super::label::{Form, Labels};
 use super::{Data, Dump, NamedTensor, Opaque, Outline, Source};
 use crate::fail::{Failure, Result};
-use crate::input::Input;
+use crate::input::{Input, Section};
 use crate::output::warn;
 use gcodec::internal::elements;
 use gcodec::tensor::Dtype;
@@ -27,14 +26,13 @@ pub(crate) fn read(input: &Arc<Input>, name: &str) -> Result<Dump> {
     let mut dump = Dump::default();
     let (mut start, mut number) = (0, 0u64);
     while start < input.len() || number == 0 {
-        let array = Array::parse(&input[start..]).map_err(|e| {
+        let array = Array::parse(&input.section(start..input.len())).map_err(|e| {
             if number == 0 { e } else { e.about(format_args!("array {number} at byte {start:#x}")) }
         })?;
-        let end = start + array.end;
+        let end = start + array.data.end;
         let is_one = number == 0 && end == input.len();
         let name = if is_one { name.to_owned() } else { format!("{name}.{number}") };
-        let share = |start: usize| Data::Shared { input: Arc::clone(input), range: start..end };
-        array.add_to(&mut dump, name, |data| share(end - data.len()))?;
+        array.add_to(&mut dump, name, input, start)?;
         (start, number) = (end, number + 1);
     }
     if number > 1 {
@@ -46,19 +44,14 @@ pub(crate) fn read(input: &Arc<Input>, name: &str) -> Result<Dump> {
 }
 
 /// Adds the one array of an archive's entry, which lies in `range` of the input.
-pub(super) fn read_entry(
-    input: &Arc<Input>,
-    range: Range<usize>,
-    name: String,
-    dump: &mut Dump,
-) -> Result<()> {
-    let end = range.end;
-    let array = Array::parse(&input[range.clone()])?;
-    if array.end != range.len() {
-        let more = range.len() - array.end;
+pub(super) fn read_entry(input: &Arc<Input>, range: Range<u64>, name: String, dump: &mut Dump) -> Result<()> {
+    let array = Array::parse(&input.section(range.clone()))?;
+    let len = range.end - range.start;
+    if array.data.end != len {
+        let more = len - array.data.end;
         return Err(Failure::invalid(format_args!("{more} bytes behind the elements of the array")));
     }
-    array.add_to(dump, name, |data| Data::Shared { input: Arc::clone(input), range: end - data.len()..end })
+    array.add_to(dump, name, input, range.start)
 }
 
 /// Writes an array, in version 1.0 if its header fits.
@@ -74,20 +67,22 @@ pub(crate) fn write(
 
 /// An array with the file's byte order and element order.
 #[derive(Debug)]
-struct Array<'a> {
+struct Array {
     header: Header,
     /// Element type, and whether it is big-endian; or why the elements are not read.
     dtype: std::result::Result<(Dtype, bool), &'static str>,
-    data: &'a [u8],
-    /// Offset of the first byte behind it.
-    end: usize,
+    /// Where its elements are, from the beginning of the array on.
+    data: Range<u64>,
 }
 
-impl<'a> Array<'a> {
-    /// Parses the array that `bytes` begin with.
-    fn parse(bytes: &'a [u8]) -> Result<Self> {
-        let (text, rest) = split(bytes)?;
-        let header = Header::parse(text)?;
+impl Array {
+    /// Parses the array that a file begins with.
+    fn parse(file: &Section<'_>) -> Result<Self> {
+        let (header, start) = file.parse_head(|bytes| {
+            let (text, rest) = split(bytes)?;
+            Ok::<_, Failure>((Header::parse(text)?, (bytes.len() - rest.len()) as u64))
+        })?;
+        let rest = file.cut(start..file.len());
         let dtype = element_type(header.name());
         let wrong = || {
             let (descr, shape) = (&header.descr, &header.shape);
@@ -98,35 +93,43 @@ impl<'a> Array<'a> {
         let len = match header.element_bytes() {
             Some(bytes) => elements(&header.shape).and_then(|n| n.checked_mul(bytes)).ok_or_else(wrong)?,
             // A pickle tells its length only to those that run it.
-            None => match find(rest, MAGIC) {
+            None => match rest.contains(MAGIC) {
                 true => {
                     return Err(Failure::invalid(
                         "another array behind pickled objects, whose end is not known",
                     ));
                 }
-                false => rest.len() as u64,
+                false => rest.len(),
             },
         };
-        let data = usize::try_from(len).ok().and_then(|len| rest.get(..len)).ok_or_else(wrong)?;
-        let end = bytes.len() - rest.len() + data.len();
-        // Behind an array there is another one, or nothing.
-        if end < bytes.len() && !bytes[end..].starts_with(MAGIC) {
+        if len > rest.len() {
             return Err(wrong());
         }
-        Ok(Self { header, dtype, data, end })
+        // Behind an array there is another one, or nothing.
+        let behind = rest.cut(len..rest.len());
+        if behind.len() > 0 && *behind.head(MAGIC.len() as u64) != *MAGIC {
+            return Err(wrong());
+        }
+        Ok(Self { header, dtype, data: start..start + len })
     }
 
-    /// Adds the array to a dump; `keep` returns the elements as they are in the file.
-    fn add_to(self, dump: &mut Dump, name: String, keep: impl FnOnce(&[u8]) -> Data) -> Result<()> {
+    /// Adds the array, which begins at this byte of the input, to a dump.
+    fn add_to(self, dump: &mut Dump, name: String, input: &Arc<Input>, start: u64) -> Result<()> {
+        let (bytes, place) =
+            (self.data.end - self.data.start, start + self.data.start..start + self.data.end);
         let element_bytes = match (self.dtype, self.header.element_bytes()) {
             (Ok((dtype, _)), _) => Some(dtype.bits() as usize / 8),
             (Err(_), bytes) => bytes.and_then(|bytes| usize::try_from(bytes).ok()),
         };
-        let data = match element_bytes.map(|bytes| self.reordered(bytes)) {
-            Some(Some(data)) => Some(Data::Owned(data)),
-            Some(None) => Some(keep(self.data)),
+        let data = match element_bytes.map(|width| (width, self.order(width))) {
+            Some((width, order)) if order.changes() && bytes > 0 => {
+                let shape = self.header.shape.clone();
+                let make = move |input: &Input| order.apply(&input.slice(place.clone()), &shape, width);
+                Some(Data::made(input, bytes, make))
+            }
+            Some(_) => Some(Data::shared(input, place)),
             // The order of pickled elements is in the pickle and in the header.
-            None => (!self.header.fortran_order).then(|| keep(self.data)),
+            None => (!self.header.fortran_order).then(|| Data::shared(input, place)),
         };
         let Header { descr, shape, .. } = self.header;
         match (self.dtype, data) {
@@ -136,7 +139,7 @@ impl<'a> Array<'a> {
             (why, data) => {
                 let reason = why.err().unwrap_or_default();
                 let dtype = header::name(&descr).map(str::to_owned).unwrap_or(descr);
-                let opaque = Opaque::new(name, dtype, Some(shape), self.data.len() as u64, reason);
+                let opaque = Opaque::new(name, dtype, Some(shape), bytes, reason);
                 dump.opaque.push(match data {
                     Some(data) => opaque.with_data(data).with_form(Form::Npy),
                     None => opaque,
@@ -146,24 +149,37 @@ impl<'a> Array<'a> {
         Ok(())
     }
 
-    /// Converts the elements to row-major order and little-endian, if they are not.
-    fn reordered(&self, element_bytes: usize) -> Option<Vec<u8>> {
+    /// Returns what makes the elements row-major and little-endian.
+    fn order(&self, element_bytes: usize) -> Order {
         // One dimension that is not 1 or none: both orders are the same.
         let transpose =
             self.header.fortran_order && self.header.shape.iter().filter(|&&d| d != 1).count() > 1;
         let swap = matches!(self.dtype, Ok((_, true))) && element_bytes > 1;
-        // Elements without bytes have no order.
-        if (!transpose && !swap) || self.data.is_empty() {
-            return None;
-        }
-        let mut data = match transpose {
-            true => row_major(self.data, &self.header.shape, element_bytes),
-            false => self.data.to_vec(),
+        Order { transpose, swap }
+    }
+}
+
+/// What must be done with elements to have them row-major and little-endian.
+#[derive(Debug, Clone, Copy)]
+struct Order {
+    transpose: bool,
+    swap: bool,
+}
+
+impl Order {
+    fn changes(self) -> bool {
+        self.transpose || self.swap
+    }
+
+    fn apply(self, data: &[u8], shape: &[u64], element_bytes: usize) -> Vec<u8> {
+        let mut data = match self.transpose {
+            true => row_major(data, shape, element_bytes),
+            false => data.to_vec(),
         };
-        if swap {
+        if self.swap {
             data.chunks_exact_mut(element_bytes).for_each(<[u8]>::reverse);
         }
-        Some(data)
+        data
     }
 }
 
@@ -356,8 +372,12 @@ mod tests {
     fn parse(bytes: &[u8]) -> Result<TensorBuf> {
         let shared = read(&Arc::new(Input::Owned(bytes.to_vec())), "t");
         let mut owned = Dump::default();
-        let read =
-            read_entry(&Arc::new(Input::Owned(bytes.to_vec())), 0..bytes.len(), "t".into(), &mut owned);
+        let read = read_entry(
+            &Arc::new(Input::Owned(bytes.to_vec())),
+            0..bytes.len() as u64,
+            "t".into(),
+            &mut owned,
+        );
         let owned = read.map(|()| owned);
         let mut dump = match (shared, owned) {
             (Ok(shared), Ok(owned)) => {

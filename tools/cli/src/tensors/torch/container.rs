@@ -15,13 +15,13 @@ pub(super) struct Storages(HashMap<String, Place>);
 #[derive(Debug)]
 enum Place {
     /// Its bytes in the input.
-    At(Range<usize>),
+    At(Range<u64>),
     Compressed,
 }
 
 impl Storages {
     /// Finds the storages in the entries `folder` of an archive that begins at `start` in the input.
-    pub(super) fn of_archive(archive: &mut Archive<'_>, folder: &str, start: usize) -> Result<Self> {
+    pub(super) fn of_archive(archive: &mut Archive<'_>, folder: &str, start: u64) -> Result<Self> {
         let mut places = HashMap::new();
         for index in 0..archive.len() {
             let entry = archive.by_index_raw(index).map_err(Failure::invalid)?;
@@ -29,10 +29,8 @@ impl Storages {
             let Some(key) = name.strip_prefix(folder) else { continue };
             let place = match entry.compression() {
                 CompressionMethod::Stored => {
-                    let first =
-                        entry.data_start().and_then(|at| usize::try_from(at).ok()?.checked_add(start));
-                    let len = usize::try_from(entry.size()).ok();
-                    let range = first.zip(len).and_then(|(first, len)| Some(first..first.checked_add(len)?));
+                    let first = entry.data_start().and_then(|at| at.checked_add(start));
+                    let range = first.and_then(|first| Some(first..first.checked_add(entry.size())?));
                     Place::At(range.ok_or_else(|| Failure::invalid("an entry without data").about(&name))?)
                 }
                 _ => Place::Compressed,
@@ -43,12 +41,12 @@ impl Storages {
     }
 
     /// Adds a storage that lies at these bytes of the input.
-    pub(super) fn add(&mut self, key: String, range: Range<usize>) {
+    pub(super) fn add(&mut self, key: String, range: Range<u64>) {
         self.0.insert(key, Place::At(range));
     }
 
     /// Returns the bytes of a storage in the input of `len` bytes.
-    pub(super) fn find(&self, key: &str, len: usize) -> Result<Range<usize>> {
+    pub(super) fn find(&self, key: &str, len: u64) -> Result<Range<u64>> {
         match self.0.get(key) {
             Some(Place::At(range)) if range.end <= len => Ok(range.clone()),
             Some(Place::At(_)) => {
@@ -62,7 +60,7 @@ impl Storages {
     }
 
     /// Returns the keys and lengths of storages, sorted.
-    pub(super) fn all(&self) -> Vec<(&str, Range<usize>)> {
+    pub(super) fn all(&self) -> Vec<(&str, Range<u64>)> {
         let mut all: Vec<_> = self
             .0
             .iter()

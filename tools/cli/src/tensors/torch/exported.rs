@@ -65,7 +65,7 @@ pub(super) fn read(
     input: &Arc<Input>,
     archive: &mut Archive<'_>,
     prefix: &str,
-    copies: &mut usize,
+    copies: &mut u64,
 ) -> Result<Dump> {
     let names: Vec<String> = archive.file_names().flatten().map(|name| name.into_owned()).collect();
     let mut dump = Dump::default();
@@ -100,7 +100,7 @@ fn nested(
     archive: &mut Archive<'_>,
     name: &str,
     before: &str,
-    copies: &mut usize,
+    copies: &mut u64,
     dump: &mut Dump,
 ) -> Result<()> {
     let range = place(archive, name).map_err(|e| Failure::invalid(e).about(name))?;
@@ -124,7 +124,7 @@ fn add(
     folder: &str,
     name: String,
     payload: &Payload,
-    copies: &mut usize,
+    copies: &mut u64,
     dump: &mut Dump,
 ) {
     let range = place(archive, &format!("{folder}{}", payload.path_name));
@@ -149,7 +149,7 @@ fn add(
             }
         }
         (_, range) => {
-            let bytes = range.as_ref().map_or(0, |range| range.len() as u64);
+            let bytes = range.as_ref().map_or(0, |range| range.end - range.start);
             let reason = range.err().unwrap_or_else(|| "it is stored as an object of Python".to_owned());
             let shape = payload.tensor_meta.as_ref().map(|meta| numbers(&meta.sizes));
             dump.opaque.push(Opaque::new(name, "object", shape, bytes, reason));
@@ -158,14 +158,12 @@ fn add(
 }
 
 /// Returns the bytes of an entry in the input.
-fn place(archive: &mut Archive<'_>, name: &str) -> std::result::Result<Range<usize>, String> {
+fn place(archive: &mut Archive<'_>, name: &str) -> std::result::Result<Range<u64>, String> {
     let entry = archive.by_name(name).map_err(|e| format!("{name}: {e}"))?;
     if entry.compression() != CompressionMethod::Stored {
         return Err(format!("{name} is compressed"));
     }
-    let first = entry.data_start().and_then(|at| usize::try_from(at).ok());
-    let range = first.zip(usize::try_from(entry.size()).ok());
-    let range = range.and_then(|(first, len)| Some(first..first.checked_add(len)?));
+    let range = entry.data_start().and_then(|first| Some(first..first.checked_add(entry.size())?));
     range.ok_or_else(|| format!("{name} has no data"))
 }
 

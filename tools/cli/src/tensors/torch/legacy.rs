@@ -9,12 +9,15 @@ use super::container::Storages;
 use super::elements::Element;
 use super::pickle::{Id, Node, Pickle};
 use crate::fail::{Failure, Result};
+use crate::input::Section;
 use std::collections::HashMap;
 
 /// The magic number, as a pickle writes it.
 const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 /// Most bytes before the magic number: the protocol and the length of a frame.
 const BEFORE: usize = 12;
+/// Bytes that tell such a file.
+pub(super) const HEAD: u64 = (BEFORE + MAGIC.len()) as u64;
 const PROTOCOL: i64 = 1001;
 
 /// Whether the bytes are those of such a file.
@@ -24,11 +27,12 @@ pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
 }
 
 /// Reads the pickle of the tensors, and finds the storages.
-pub(super) fn read(bytes: &[u8]) -> Result<(Pickle, Storages)> {
+pub(super) fn read(file: &Section<'_>) -> Result<(Pickle, Storages)> {
     let mut at = 0;
     let mut next = |what: &str| {
-        let (pickle, len) = Pickle::read_first(&bytes[at..]).map_err(|e| e.about(what))?;
-        at += len;
+        let rest = file.cut(at..file.len());
+        let (pickle, len) = rest.parse_head(Pickle::read_first).map_err(|e| e.about(what))?;
+        at += len as u64;
         Ok::<_, Failure>((pickle, at))
     };
     next("magic number")?;
@@ -51,23 +55,22 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Pickle, Storages)> {
         let key = keys.text(*id).ok_or_else(|| wrong("has no key"))?;
         let width = widths.get(key).ok_or_else(|| wrong("is not described"))?;
         let data = at + 8;
-        let elements = bytes.get(at..data).and_then(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
-        let len = elements.and_then(|elements| usize::try_from(elements.checked_mul(*width)?).ok());
-        let end = len.and_then(|len| data.checked_add(len)).filter(|end| *end <= bytes.len());
+        let word = file.get(at..data).and_then(|word| Some(u64::from_le_bytes((*word).try_into().ok()?)));
+        let len = word.and_then(|elements| elements.checked_mul(*width));
+        let end = len.and_then(|len| data.checked_add(len)).filter(|end| *end <= file.len());
         let end = end.ok_or_else(|| wrong("is cut"))?;
         storages.add(key.to_owned(), data..end);
         at = end;
     }
     keys.check()?;
-    match &bytes[at..] {
-        [] => Ok((pickle, storages)),
-        rest if is_legacy(rest) => Err(Failure::invalid(format_args!(
+    let rest = file.cut(at..file.len());
+    match rest.len() {
+        0 => Ok((pickle, storages)),
+        _ if is_legacy(&rest.head(HEAD)) => Err(Failure::invalid(format_args!(
             "several files one after another, the second at byte {at:#x}, as torch.save writes to a file opened \
              for appending: call torch.load as often on the open file, and save each in its own file"
         ))),
-        rest => {
-            Err(Failure::invalid(format_args!("{} bytes behind the last storage, at {at:#x}", rest.len())))
-        }
+        more => Err(Failure::invalid(format_args!("{more} bytes behind the last storage, at {at:#x}"))),
     }
 }
 

@@ -29,7 +29,7 @@ mod wrapped;
 use super::archive::{self, Archive};
 use super::{Data, Dump, Opaque, Plain, check_unique};
 use crate::fail::{Failure, Result};
-use crate::input::Input;
+use crate::input::{Input, Section};
 use container::{Storages, entry};
 use pickle::{Node, Pickle};
 use std::collections::HashSet;
@@ -40,7 +40,7 @@ use walk::Reader;
 /// Most bytes of the pickle: of names, shapes and offsets.
 const MAX_PICKLE: u64 = 256 << 20;
 /// Most bytes that views may have together beyond those of their files: an expanded view repeats elements.
-pub(super) const MAX_VIEWS: usize = 1 << 30;
+pub(super) const MAX_VIEWS: u64 = 1 << 30;
 /// Why elements are not read.
 const NOT_READ: &str = "elements of this type are not read";
 const BIG_ENDIAN: &str = "its elements are big-endian; load and save it on a little-endian machine";
@@ -60,14 +60,15 @@ fn prefix_of(archive: &Archive<'_>, entry: &str) -> Option<String> {
 }
 
 /// Reads all tensors, in the order of the pickle. `copies`: bytes of views that may be copied.
-pub(super) fn read(input: &Arc<Input>, copies: &mut usize) -> Result<Dump> {
-    let dump = match legacy::is_legacy(input) {
+pub(super) fn read(input: &Arc<Input>, copies: &mut u64) -> Result<Dump> {
+    let file = Section::from(&**input);
+    let dump = match legacy::is_legacy(&file.head(legacy::HEAD)) {
         true => {
-            let (pickle, storages) = legacy::read(input)?;
+            let (pickle, storages) = legacy::read(&file)?;
             collect(input, &pickle, &storages, "", copies)?
         }
         false => {
-            let mut archive = archive::open(input)?;
+            let mut archive = archive::open(file)?;
             match (prefix(&archive), exported::prefix(&archive)) {
                 (Some(prefix), _) => saved(input, &mut archive, &prefix, 0, copies)?,
                 (None, Some(prefix)) => exported::read(input, &mut archive, &prefix, copies)?,
@@ -82,9 +83,9 @@ pub(super) fn read(input: &Arc<Input>, copies: &mut usize) -> Result<Dump> {
 }
 
 /// Reads all tensors of the archive of `torch.save` that is this part of the input.
-fn read_range(input: &Arc<Input>, range: Range<usize>, copies: &mut usize) -> Result<Dump> {
+fn read_range(input: &Arc<Input>, range: Range<u64>, copies: &mut u64) -> Result<Dump> {
     let start = range.start;
-    let mut archive = archive::open(&input[range])?;
+    let mut archive = archive::open(input.section(range))?;
     // Not an archive of archives: each level would take a part of the stack.
     let prefix = prefix(&archive).ok_or_else(not_saved)?;
     saved(input, &mut archive, &prefix, start, copies)
@@ -99,8 +100,8 @@ fn saved(
     input: &Arc<Input>,
     archive: &mut Archive<'_>,
     prefix: &str,
-    start: usize,
-    copies: &mut usize,
+    start: u64,
+    copies: &mut u64,
 ) -> Result<Dump> {
     let order = entry(archive, &format!("{prefix}byteorder"), 16).ok();
     if order.is_some_and(|order| order.trim_ascii() == b"big") {
@@ -123,8 +124,8 @@ fn part(
     archive: &mut Archive<'_>,
     (prefix, name): (&str, &str),
     root: &str,
-    start: usize,
-    copies: &mut usize,
+    start: u64,
+    copies: &mut u64,
 ) -> Result<Dump> {
     let file = format!("{name}.pkl");
     let pickle = entry(archive, &format!("{prefix}{file}"), MAX_PICKLE)?;
@@ -134,8 +135,8 @@ fn part(
 }
 
 /// Returns the integer or the text that an archive of `torch.save` holds.
-fn plain(bytes: &[u8]) -> Option<Plain> {
-    let mut archive = archive::open(bytes).ok()?;
+fn plain(file: Section<'_>) -> Option<Plain> {
+    let mut archive = archive::open(file).ok()?;
     let prefix = prefix(&archive)?;
     let pickle = Pickle::read(&entry(&mut archive, &format!("{prefix}data.pkl"), MAX_PICKLE).ok()?).ok()?;
     match pickle.node(pickle.root()) {
@@ -151,7 +152,7 @@ fn collect(
     pickle: &Pickle,
     storages: &Storages,
     root: &str,
-    copies: &mut usize,
+    copies: &mut u64,
 ) -> Result<Dump> {
     let mut dump = Reader::new(input, storages, pickle, copies).read(root)?;
     let key = |id| match pickle.items(id)? {
@@ -162,8 +163,8 @@ fn collect(
     pickle.check()?;
     for (key, range) in storages.all() {
         if !used.contains(key) {
-            let bytes = range.len() as u64;
-            let data = Data::Shared { input: Arc::clone(input), range };
+            let bytes = range.end - range.start;
+            let data = Data::shared(input, range);
             let name = format!("storage {key}");
             let opaque = Opaque::new(name, "bytes", Some(vec![bytes]), bytes, "a storage of no tensor");
             dump.opaque.push(opaque.with_data(data));

@@ -134,7 +134,7 @@ impl Reader<'_> {
 
     /// Returns the view that the arguments describe, and its storage. The third version has the element type
     /// behind two more arguments, and then what else the tensor has.
-    fn view(&self, arguments: &[Id]) -> Result<(View, Range<usize>)> {
+    fn view(&self, arguments: &[Id]) -> Result<(View, Range<u64>)> {
         let pickle = self.pickle;
         let [storage, offset, size, stride, rest @ ..] = arguments else {
             return Err(Failure::invalid("too few arguments"));
@@ -158,7 +158,7 @@ impl Reader<'_> {
     }
 
     /// Finds the bytes of `('storage', type, key, location, elements)`.
-    pub(super) fn storage(&self, id: Id) -> Result<(Element, Range<usize>)> {
+    pub(super) fn storage(&self, id: Id) -> Result<(Element, Range<u64>)> {
         let wrong = || Failure::invalid("its storage is not described as torch.save does");
         let Node::Persistent(id) = self.pickle.node(id) else { return Err(wrong()) };
         let Some([_, class, key, _, _, view @ ..]) = self.pickle.items(*id) else { return Err(wrong()) };
@@ -170,8 +170,8 @@ impl Reader<'_> {
             let number = |id: &Id| self.pickle.number(*id)?.checked_mul(element.width());
             let part = number(offset).zip(number(elements));
             let part = part.and_then(|(offset, len)| {
-                let start = range.start.checked_add(usize::try_from(offset).ok()?)?;
-                Some(start..start.checked_add(usize::try_from(len).ok()?)?)
+                let start = range.start.checked_add(offset)?;
+                Some(start..start.checked_add(len)?)
             });
             range = part.filter(|part| part.end <= range.end).ok_or_else(wrong)?;
         }
@@ -184,7 +184,7 @@ impl Reader<'_> {
         match self.storage(id) {
             Ok((element, range)) => {
                 let element = if element == Element::Untyped { Element::Known(Dtype::U8) } else { element };
-                let shape = vec![range.len() as u64 / element.width()];
+                let shape = vec![(range.end - range.start) / element.width()];
                 let view = View {
                     element,
                     offset: 0,

@@ -14,21 +14,21 @@ pub(super) struct Strided<'a> {
 
 /// Place of a view's elements in the bytes of its storage.
 pub(super) enum Place {
-    Contiguous(Range<usize>),
+    Contiguous(Range<u64>),
     /// The bytes of a copy.
-    Scattered(usize),
+    Scattered(u64),
 }
 
 impl Strided<'_> {
     /// Checks that all elements lie in a storage of `len` bytes. A view may repeat elements.
-    pub(super) fn find(&self, len: usize) -> Result<Place> {
+    pub(super) fn find(&self, len: u64) -> Result<Place> {
         let outside =
             || Failure::invalid(format_args!("its elements lie outside of its storage of {len} bytes"));
         if self.shape.len() != self.strides.len() {
             return Err(Failure::invalid("as many strides as dimensions are needed"));
         }
         let elements = gcodec::internal::elements(self.shape).ok_or_else(outside)?;
-        let available = (len / self.element) as u64;
+        let available = len / self.element as u64;
         let start = self.offset;
         if elements == 0 {
             return Ok(Place::Contiguous(0..0));
@@ -48,13 +48,10 @@ impl Strided<'_> {
             expected *= dim;
             fits
         });
-        let bytes = |elements: u64| elements as usize * self.element;
+        let bytes = |elements: u64| elements * self.element as u64;
         Ok(match contiguous {
             true => Place::Contiguous(bytes(start)..bytes(start + elements)),
-            false => {
-                let bytes = elements.saturating_mul(self.element as u64);
-                Place::Scattered(usize::try_from(bytes).unwrap_or(usize::MAX))
-            }
+            false => Place::Scattered(elements.saturating_mul(self.element as u64)),
         })
     }
 
@@ -111,7 +108,7 @@ mod tests {
         assert!(matches!(find(0, &[3, 2], &[1, 3], 24), Ok(Place::Scattered(24))));
         assert!(find(2, &[2, 3], &[3, 1], 28).is_err());
         assert!(matches!(find(0, &[1 << 40], &[0], 4), Ok(Place::Scattered(bytes)) if bytes == 4 << 40));
-        assert!(matches!(find(0, &[1 << 62], &[0], 4), Ok(Place::Scattered(usize::MAX))));
+        assert!(matches!(find(0, &[1 << 62], &[0], 4), Ok(Place::Scattered(u64::MAX))));
         assert!(find(0, &[2], &[u64::MAX], 8).is_err());
         assert!(find(u64::MAX, &[1], &[1], 8).is_err());
         assert!(find(0, &[2, 2], &[1], 8).is_err());

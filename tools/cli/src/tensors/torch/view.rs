@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A view of a storage.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) element: Element,
     /// In elements.
@@ -30,9 +30,9 @@ impl View {
     pub(super) fn read(
         &self,
         input: &Arc<Input>,
-        storage: Range<usize>,
+        storage: Range<u64>,
         name: &str,
-        copies: &mut usize,
+        copies: &mut u64,
     ) -> std::result::Result<NamedTensor, Box<Unread>> {
         let opaque = |bytes: u64, reason: String| {
             Opaque::new(name.to_owned(), self.element.name(), Some(self.shape.clone()), bytes, reason)
@@ -40,7 +40,7 @@ impl View {
         let data = match self.data(input, storage.clone(), copies) {
             Ok(data) => data,
             Err((reason, fault)) => {
-                let opaque = opaque(storage.len() as u64, reason);
+                let opaque = opaque(storage.end - storage.start, reason);
                 return Err(Box::new(Unread { opaque, fault }));
             }
         };
@@ -51,7 +51,7 @@ impl View {
                 }),
             _ => {
                 let is_unknown = self.element.is_unknown();
-                let bytes = if is_unknown { storage.len() } else { data.len() } as u64;
+                let bytes = if is_unknown { storage.end - storage.start } else { data.len() };
                 let opaque = opaque(bytes, NOT_READ.to_owned());
                 let opaque = if is_unknown { opaque } else { opaque.with_data(data) };
                 Err(Box::new(Unread { opaque, fault: None }))
@@ -63,34 +63,50 @@ impl View {
     fn data(
         &self,
         input: &Arc<Input>,
-        storage: Range<usize>,
-        copies: &mut usize,
+        storage: Range<u64>,
+        copies: &mut u64,
     ) -> std::result::Result<Data, (String, Option<Failure>)> {
         let width = self.element.width() as usize;
         let view =
             Strided { element: width, offset: self.offset, shape: &self.shape, strides: &self.strides };
-        let bytes = match view.find(storage.len()).map_err(|e| (e.message.clone(), Some(e)))? {
+        let len = storage.end - storage.start;
+        let bytes = match view.find(len).map_err(|e| (e.message.clone(), Some(e)))? {
             Place::Contiguous(range) => {
                 let range = storage.start + range.start..storage.start + range.end;
                 if !self.is_negative && !self.is_conjugate {
-                    return Ok(Data::Shared { input: Arc::clone(input), range });
+                    return Ok(Data::shared(input, range));
                 }
-                range.len()
+                range.end - range.start
             }
             Place::Scattered(bytes) => bytes,
         };
         *copies = copies.checked_sub(bytes).ok_or_else(|| {
-            let len = storage.len();
             (format!("a view of {bytes} bytes on a storage of {len}: save a contiguous copy"), None)
         })?;
-        let mut data = view.gather(&input[storage]);
+        // Whether its signs can be changed depends on the type alone.
+        self.change_signs(&mut []).map_err(|reason| (reason, None))?;
+        let view = self.clone();
+        Ok(Data::made(input, bytes, move |input| view.gather(&input.slice(storage.clone()))))
+    }
+
+    /// Returns the elements of a storage in which they were found to lie.
+    fn gather(&self, storage: &[u8]) -> Vec<u8> {
+        let element = self.element.width() as usize;
+        let view = Strided { element, offset: self.offset, shape: &self.shape, strides: &self.strides };
+        let mut data = view.gather(storage);
+        let changed = self.change_signs(&mut data);
+        debug_assert!(changed.is_ok(), "it was tried without elements");
+        data
+    }
+
+    fn change_signs(&self, data: &mut [u8]) -> std::result::Result<(), String> {
         if self.is_conjugate {
-            conjugate(&mut data, self.element).map_err(|reason| (reason, None))?;
+            conjugate(data, self.element)?;
         }
         if self.is_negative {
-            negate(&mut data, self.element).map_err(|reason| (reason, None))?;
+            negate(data, self.element)?;
         }
-        Ok(Data::Owned(data))
+        Ok(())
     }
 }
 

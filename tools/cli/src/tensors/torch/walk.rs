@@ -32,7 +32,7 @@ pub(super) struct Reader<'a> {
     pub(super) pickle: &'a Pickle,
     pub(super) dump: Dump,
     /// Bytes of views that may still be copied.
-    pub(super) copies: &'a mut usize,
+    pub(super) copies: &'a mut u64,
     /// Names of all tensors, each with the number of further ones of that name.
     pub(super) names: HashMap<String, u64>,
     /// The containers around the value that is visited.
@@ -55,7 +55,7 @@ impl<'a> Reader<'a> {
         input: &'a Arc<Input>,
         storages: &'a Storages,
         pickle: &'a Pickle,
-        copies: &'a mut usize,
+        copies: &'a mut u64,
     ) -> Self {
         Self {
             input,

@@ -130,7 +130,7 @@ impl Reader<'_> {
                     if let Ok((_, range)) = self.storage(id)
                         && keys.insert(range.start)
                     {
-                        sum += range.len() as u64;
+                        sum += range.end - range.start;
                     }
                 }
                 Node::Dict(items) | Node::List(items) | Node::Tuple(items)

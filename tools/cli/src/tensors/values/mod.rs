@@ -52,9 +52,15 @@ impl Values {
     }
 
     /// Whether so many bytes hold a tensor of this shape.
-    pub(super) fn fits(&self, shape: &[u64], bytes: usize) -> bool {
-        let Some(count) = elements(shape).and_then(|count| usize::try_from(count).ok()) else { return false };
-        count.is_multiple_of(self.len) && (count / self.len).checked_mul(self.bytes) == Some(bytes)
+    pub(super) fn fits(&self, shape: &[u64], bytes: u64) -> bool {
+        let Some(count) = elements(shape) else { return false };
+        let len = self.len as u64;
+        count.is_multiple_of(len) && (count / len).checked_mul(self.bytes as u64) == Some(bytes)
+    }
+
+    /// Returns where the block that begins with this element begins, in bytes.
+    pub(super) fn place(&self, element: u64) -> u64 {
+        element / self.len as u64 * self.bytes as u64
     }
 
     /// Returns the values of a tensor that [fits](Self::fits).
@@ -122,7 +128,8 @@ mod tests {
     fn values(dtype: &str, data: &[u8]) -> Vec<f32> {
         let values = Values::of(dtype).unwrap();
         let len = (data.len() / values.bytes * values.len) as u64;
-        assert!(values.fits(&[len], data.len()) && !values.fits(&[len + 1], data.len()));
+        let bytes = data.len() as u64;
+        assert!(values.fits(&[len], bytes) && !values.fits(&[len + 1], bytes));
         values.read(&[len], data).unwrap().view().to_f32().unwrap()
     }
 

@@ -12,6 +12,7 @@ use super::super::chunked::{Chunk, Chunked};
 use super::super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
 use super::elements::Element;
 use crate::fail::{Failure, InFile, Result};
+use crate::files;
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::output::{counted, warn};
 use gcodec::internal::elements;
@@ -43,7 +44,7 @@ pub(crate) fn is_metadata_path(path: &Path) -> bool {
 
 /// Returns the `.metadata` of a folder that has one.
 pub(crate) fn of_folder(path: &Path) -> Option<PathBuf> {
-    Some(path.join(NAME)).filter(|file| path.is_dir() && file.is_file())
+    Some(path.join(NAME)).filter(|file| files::is_folder(path) && files::is_file(file))
 }
 
 /// Whether the file is a part of a checkpoint by its name.
@@ -52,14 +53,14 @@ pub(crate) fn is_part(path: &Path) -> bool {
 }
 
 /// Returns the names of the files that a `.metadata` lists.
-pub(crate) fn files(metadata: &[u8]) -> Result<BTreeSet<String>> {
+pub(crate) fn files_of(metadata: &[u8]) -> Result<BTreeSet<String>> {
     Ok(Metadata::read(metadata)?.stored.into_iter().map(|stored| stored.file).collect())
 }
 
 /// Reads all tensors of the checkpoint whose folder or `.metadata` is at `path`. `copies`: bytes of views
 /// that may be copied beyond those of the checkpoint's files.
-pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut usize) -> Result<Dump> {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut u64) -> Result<Dump> {
+    let folder = if files::is_folder(path) { path } else { path.parent().unwrap_or(Path::new("")) };
     let metadata = Metadata::read(bytes)?;
     let files = Files::open(folder, &metadata.stored)?;
     *copies = copies.saturating_add(files.bytes());
@@ -138,21 +139,21 @@ impl Files {
         for (file, mut ranges) in ranges {
             let path = folder.join(file);
             // Another kind of file, such as a pipe or a device, may have no end.
-            if !path.is_file() {
+            if !files::is_file(&path) {
                 files.insert(file.to_owned(), None);
                 continue;
             }
             let input = Input::open(&path, DEFAULT_MAX_BYTES)?;
             ranges.sort_unstable_by_key(|range| (range.start, range.end));
-            check(&ranges, input.len() as u64).in_file(&path)?;
+            check(&ranges, input.len()).in_file(&path)?;
             files.insert(file.to_owned(), Some(Arc::new(input)));
         }
         Ok(Self(files))
     }
 
     /// Returns the bytes of all files.
-    fn bytes(&self) -> usize {
-        self.0.values().flatten().fold(0, |sum, input| sum.saturating_add(input.len()))
+    fn bytes(&self) -> u64 {
+        self.0.values().flatten().fold(0u64, |sum, input| sum.saturating_add(input.len()))
     }
 
     /// Puts the elements of a tensor together. The error is the reason why that cannot be.
@@ -160,7 +161,7 @@ impl Files {
         &self,
         tensor: &Tensor,
         stored: &[Stored],
-        copies: &mut usize,
+        copies: &mut u64,
     ) -> std::result::Result<Data, String> {
         let (mut chunks, mut seen) = (Vec::new(), HashSet::new());
         for chunk in &tensor.chunks {
@@ -188,7 +189,7 @@ impl Files {
         stored: &Stored,
         element: Element,
         sizes: &[u64],
-        copies: &mut usize,
+        copies: &mut u64,
     ) -> std::result::Result<Data, String> {
         let Some(Some(input)) = self.0.get(&stored.file) else {
             return Err("the file is not there".to_owned());
@@ -197,8 +198,7 @@ impl Files {
             return Err(format!("it is transformed by {}", stored.transforms.join(", ")));
         }
         // The range was found to lie in the file.
-        let range = stored.range.start as usize..stored.range.end as usize;
-        let mut dump = super::read_range(input, range, copies).map_err(|e| e.message)?;
+        let mut dump = super::read_range(input, stored.range.clone(), copies).map_err(|e| e.message)?;
         let data = match (dump.tensors.pop(), dump.opaque.pop(), element) {
             (Some(piece), None, Element::Known(dtype)) => {
                 Some(piece.data).filter(|_| (piece.dtype, &piece.shape[..]) == (dtype, sizes))
@@ -216,17 +216,17 @@ impl Files {
     /// Returns the integer or the text that is stored here.
     fn plain(&self, stored: &Stored) -> Option<Plain> {
         let input = self.0.get(&stored.file)?.as_ref().filter(|_| stored.transforms.is_empty())?;
-        super::plain(&input[stored.range.start as usize..stored.range.end as usize])
+        super::plain(input.section(stored.range.clone()))
     }
 
     /// Names parts in the folder that belong to no tensor.
     fn warn_of_others(&self, folder: &Path) {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let is_other = |path: &PathBuf| {
+        let is_other = |path: &Path| {
             let name = path.file_name().and_then(|name| name.to_str());
             is_part(path) && name.is_none_or(|name| !self.0.contains_key(name))
         };
-        let others = entries.map(|entry| entry.path()).filter(is_other).count() as u64;
+        let others =
+            files::entries(folder).unwrap_or_default().iter().filter(|path| is_other(path)).count() as u64;
         if others > 0 {
             let files = counted(others, "file");
             warn(format_args!("{}: {files} .distcp left out, which {NAME} does not name", folder.display()));

@@ -1,10 +1,14 @@
-//! The bytes of an input: a mapped file, or a pipe read to its end.
+//! The bytes of an input: a mapped file, a pipe read to its end, or a file that is read by ranges.
+
+mod ranges;
 
 use crate::fail::{Failure, InFile, Result};
+use crate::files;
 use gcodec::file::Map;
-use std::fs::File;
+pub(crate) use ranges::{Ranges, Section};
+use std::borrow::Cow;
 use std::io::{self, Read};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 /// Most bytes to read from a pipe or unpack from an archive, unless the caller passes a limit.
@@ -22,6 +26,9 @@ pub(crate) enum Input {
     Mapped(Map),
     /// Bytes read from standard input, or from a file that cannot be mapped.
     Owned(Vec<u8>),
+    /// A file that can neither be mapped nor held: in a browser.
+    #[allow(dead_code, reason = "the page of `web/` makes it")]
+    Ranges(Ranges),
 }
 
 impl Input {
@@ -33,6 +40,33 @@ impl Input {
             Opened::Whole(input) => Ok(input),
             Opened::Pipe(pipe) => pipe.read_to_end(max_bytes).in_file(path),
         }
+    }
+
+    /// Returns the number of bytes.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Ranges(ranges) => ranges.len(),
+            _ => self.held().map_or(0, |bytes| bytes.len() as u64),
+        }
+    }
+
+    /// Returns all bytes, unless they are read by ranges.
+    pub(crate) fn held(&self) -> Option<&[u8]> {
+        match self {
+            Self::Mapped(map) => Some(map),
+            Self::Owned(bytes) => Some(bytes),
+            Self::Ranges(_) => None,
+        }
+    }
+
+    /// Returns the bytes of a range, which must lie in the input.
+    pub(crate) fn slice(&self, range: Range<u64>) -> Cow<'_, [u8]> {
+        Section::from(self).slice(range)
+    }
+
+    /// Returns the bytes of the input that one range of it has, to be read and sought in.
+    pub(crate) fn section(&self, range: Range<u64>) -> Section<'_> {
+        Section::from(self).cut(range)
     }
 }
 
@@ -56,19 +90,13 @@ impl Opened {
         if is_standard(path) {
             return Pipe::new(Box::new(io::stdin())).map(Self::Pipe).in_file(path);
         }
-        let open = || {
-            let file = File::open(path)?;
-            let metadata = file.metadata()?;
-            // An empty file cannot be mapped; files of /proc claim to be empty and are not.
-            if metadata.is_file() && metadata.len() > 0 {
-                return Ok(Self::Whole(Input::Mapped(Map::open(path)?)));
-            }
-            Pipe::new(Box::new(file)).map(Self::Pipe)
-        };
-        if path.is_dir() {
+        if files::is_folder(path) {
             return Err(crate::tensors::folder::refusal(path));
         }
-        open().in_file(path)
+        match files::open(path).in_file(path)? {
+            files::Opened::Input(input) => Ok(Self::Whole(input)),
+            files::Opened::Pipe(pipe) => Pipe::new(pipe).map(Self::Pipe).in_file(path),
+        }
     }
 }
 
@@ -103,6 +131,7 @@ impl Pipe {
     }
 }
 
+/// All bytes. Of a file that is read by ranges they are read once, whole: for streams and small files.
 impl Deref for Input {
     type Target = [u8];
 
@@ -110,6 +139,7 @@ impl Deref for Input {
         match self {
             Self::Mapped(map) => map,
             Self::Owned(bytes) => bytes,
+            Self::Ranges(ranges) => ranges.whole(),
         }
     }
 }
