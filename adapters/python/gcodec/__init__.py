@@ -4,7 +4,8 @@
     tensors = gcodec.decode(data, framework="torch")
 
 `Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream,
-`stats` on tensors. `safe_open`, `load_file` and `save_file` are those of safetensors, for streams, too. `Options` lists the options of all functions that compress.
+`stats` on tensors. `safe_open`, `load_file` and `save_file` are those of safetensors, for streams, too.
+`Options` lists the options of all functions that compress.
 """
 
 from gcodec import cuda, store

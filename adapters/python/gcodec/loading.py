@@ -1,5 +1,5 @@
-"""Files of tensors, with the interface of the library safetensors: streams (`.gcu`), which `gcodec compress` and
-`save_file` write, and `.safetensors` files alike."""
+"""Files of tensors, with the interface of the library safetensors: streams (`.gcu`), which `gcodec compress`
+and `save_file` write, and `.safetensors` files alike."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class safe_open:  # noqa: N801
 
         with gcodec.safe_open("model.safetensors.gcu", framework="pt") as file:
             weight = file.get_tensor("lm_head.weight")
-            rows = file.get_slice("model.embed_tokens.weight")[1000:2000]  # decodes only the blocks of these rows
+            rows = file.get_slice("model.embed_tokens.weight")[1000:2000]  # decodes only blocks of these rows
 
     The file is a stream or a `.safetensors` file, by its content; of a stream, the last update. Tensors are
     decoded by all threads of the package (`set_num_threads`). Do not change a file while it is open here.
@@ -304,8 +304,8 @@ class Slice:
 
 
 def _leading(entry: Entry, index: Any) -> tuple[int, tuple[int, ...], Any]:
-    """Returns the first element of the range that an index needs, the shape of the range, and the index in it;
-    None for all of it."""
+    """Returns the first element of the range that an index needs, the shape of the range, and the index in
+    it; None for all of it."""
     shape = entry.shape
     items = index if isinstance(index, tuple) else (index,)
     if any(item is Ellipsis for item in items[:1]) and len(items) == 1:
@@ -343,7 +343,7 @@ def load_file(
     backend: str = "mmap",
     limits: Limits | None = None,
 ) -> dict[str, Any]:
-    """Returns all tensors of a stream or a `.safetensors` file by name, as `safetensors.torch.load_file` does.
+    """Returns all tensors of a stream or a `.safetensors` file, as `safetensors.torch.load_file` does.
 
     Args and errors: see `safe_open`.
     """
@@ -354,14 +354,14 @@ def load_file(
 def save_file(
     tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors to a file, as `safetensors.torch.save_file` does: to a stream with the codec `lossless`, or,
-    if its name ends in `.safetensors`, to a file of that format.
+    """Writes tensors to a file, as `safetensors.torch.save_file` does: to a stream with the codec `lossless`,
+    or, if its name ends in `.safetensors`, to a file of that format.
 
     The file gets its name once it is whole.
 
     Args:
-        tensors: the tensors of PyTorch, NumPy or JAX, by name. They must be row-major, and those of PyTorch must
-            not have memory in common.
+        tensors: the tensors of PyTorch, NumPy or JAX, by name. They must be row-major, and those of PyTorch
+            must not have memory in common.
         filename: the path.
         metadata: texts to save with them.
 
@@ -388,7 +388,7 @@ def save_file(
 
 
 def _storable(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Returns tensors of the element types that streams have, with the bytes of others, and labels of these."""
+    """Returns tensors of the types that streams have, with the bytes of others, and labels of these."""
     stored: dict[str, Any] = {}
     labels: dict[str, dict[str, Any]] = {}
     for name, x in tensors.items():

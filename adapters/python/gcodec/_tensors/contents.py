@@ -1,4 +1,4 @@
-"""What a stream of a file's tensors has: names, types and shapes as in a safetensors file, and its metadata."""
+"""What a stream of a file's tensors has: names, types, shapes as in a safetensors file, and its metadata."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _entry(dtype: str, shape: tuple[int, ...], label: Any) -> Entry:
 
 
 def _header(source: str) -> dict[str, Entry] | None:
-    """Returns the tensors that the header of the safetensors file lists which was compressed, in order of their
-    offsets; None if it was a file of another kind."""
+    """Returns the tensors that the header of the safetensors file lists which was compressed, in order of
+    their offsets; None if it was a file of another kind."""
     around = _json(source)
     pieces, gaps = around.get("pieces"), around.get("gaps")
     if not isinstance(pieces, dict) or not isinstance(gaps, list) or not gaps:

@@ -15,7 +15,7 @@ from gcodec._tensors.libraries import framework_of
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Gives a path beside another, to which the file there is renamed when it was written without an error."""
+    """Gives a path beside another, to which the file there is renamed once it was written without error."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with made.open("xb"):
         pass
