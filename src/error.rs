@@ -322,6 +322,12 @@ pub enum InputErrorKind {
         /// Field that is wrong.
         what: &'static str,
     },
+    /// The core profile of the format does not have this.
+    #[error("not in the core profile of the format: {what}")]
+    BeyondCore {
+        /// What it leaves out: a kind, a coding, or an attribute.
+        what: &'static str,
+    },
     /// A saved state cannot be loaded.
     #[error("invalid saved state: {what}")]
     BadState {

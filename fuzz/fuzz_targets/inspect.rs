@@ -2,6 +2,7 @@
 //! The command line on any bytes: `inspect` as text, as JSON and annotated, and `verify`. It never panics,
 //! its memory is proportional to the input, and `verify` agrees with the library.
 
+use gcodec::block::Profile;
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec_fuzz::{begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
@@ -64,8 +65,8 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(json.len() <= 4 * most, "{} bytes of JSON for {}", json.len(), bytes.len());
         assert!(text.len() <= 4 * most, "{} bytes of text for {}", text.len(), bytes.len());
         assert_eq!(report.ok, failure.is_none(), "the report and its exit agree");
-        let (_, damage) =
-            verify::verify(bytes, bytes.len() as u64, &wanted.models, &limits).expect("a slice can be read");
+        let (_, damage) = verify::verify(bytes, bytes.len() as u64, Profile::Core, &wanted.models, &limits)
+            .expect("a slice can be read");
         let verified = damage.failure();
         let takes = takes(bytes);
         assert!(takes || verified.is_some(), "verify finds nothing wrong");

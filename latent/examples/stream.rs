@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
     for step in 0..3 {
         if step == 2 {
-            encoder.model(&mut out, &model.frame("not trained"));
+            encoder.model(&mut out, &model.frame("not trained"))?;
             workers.iter_mut().try_for_each(|w| w.set_model(Arc::clone(&model)))?;
         }
         let mut set = None;

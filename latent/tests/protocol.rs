@@ -326,7 +326,7 @@ fn streams_are_ordinary_and_codes_can_be_read_alone() {
     let (outcome, _, _) = {
         let mut with_model = Vec::new();
         let mut encoder = Encoder::new(EncodeOptions::default());
-        encoder.model(&mut with_model, &model(Variant::Server).frame("lgc"));
+        encoder.model(&mut with_model, &model(Variant::Server).frame("lgc")).unwrap();
         encoder.finish(&mut with_model);
         // A reader takes the model from the stream.
         let mut reader = Reader::new(with_model.as_slice(), gcodec::Limits::default());

@@ -7,6 +7,8 @@ It is slow on purpose. It follows the order of `gcodec.md`, and each check names
     python3 decoder.py --tensors FILE    prints the dense tensors after the last update
     python3 decoder.py --vectors DIR     runs DIR/index.json
 
+`--profile core` makes it a reader of the core profile (core.md), which refuses all else.
+
 Needs Python 3.11 or later and only its standard library, which contains zstd from Python 3.14. For earlier
 versions the package `backports.zstd` has the same module. Without either, a frame that holds zstd gives
 `unsupported_here`.
@@ -165,6 +167,10 @@ SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked
             9: "classed"}
 VALUES = {1: "floats", 2: "constant", 3: "sign", 4: "pow2", 5: "levels", 6: "affine", 7: "codebook", 8: "minifloat",
           9: "planes", 10: "ulp", 11: "latent", 12: "low-rank", 13: "dct"}
+CODINGS = {0: "packed", 1: "tokens", 2: "symbols", 3: "referenced", 4: "joined"}
+SIGN_CODINGS = {0: "plane", 1: "predicted"}
+ATTRIBUTES = {1: "label", 2: "delta", 4: "sum_delta"}
+SCOPE_BITS = {2: "add"}
 DTYPES = {1: ("f64", 64), 2: ("f32", 32), 3: ("f16", 16), 4: ("bf16", 16), 5: ("f8e4m3fn", 8), 6: ("f8e5m2", 8),
           7: ("f8e4m3fnuz", 8), 8: ("f8e5m2fnuz", 8), 9: ("f4e2m1", 4), 16: ("i8", 8), 17: ("i16", 16), 18: ("i32", 32),
           19: ("i64", 64), 24: ("u8", 8), 25: ("u16", 16), 26: ("u32", 32), 27: ("u64", 64), 32: ("bool", 8)}
@@ -463,6 +469,8 @@ def ints(r, count, tables, budget, highest=None, counts=()):
         return []
     start = r.at
     coding = r.u8()
+    if coding not in CODINGS:                       # [CNV-4] [PRF-1]: the allowed values are a table of the registry
+        raise FormatError("unsupported", start, f"coding {coding}")
     if coding == 0:
         width = r.u8(range(65))
         if width == 0:
@@ -488,7 +496,7 @@ def ints(r, count, tables, budget, highest=None, counts=()):
                 out.append(0 if s == 0 else 1 + (s - 1 + reference) % 255)
             else:
                 out.append((s + reference) % 256)
-    elif coding == 4:                               # joined
+    else:                                           # joined
         per = r.u8((2, 4, 8))
         symbols = entropy(r, -(-count // per), False, tables, budget)
         budget.alloc(count, 8, start)                                            # [LIM-2]
@@ -497,8 +505,6 @@ def ints(r, count, tables, budget, highest=None, counts=()):
         if any(out[count:]):                                                     # [INT-7]
             raise FormatError("nonzero_padding", start, "the last symbol holds more integers than there are")
         del out[count:]
-    else:                                           # [CNV-4]: the allowed values are a table of the registry
-        raise FormatError("unsupported", start, f"coding {coding}")
     if highest is not None:
         for v in out:
             if v > highest:                                                      # [INT-3]
@@ -550,7 +556,7 @@ def read_signs(r, values, cx, tables, budget):
     """
     at, count = r.at, len(values)
     coding = r.u8()
-    if coding > 1:                                                               # [SIG-1]
+    if coding not in SIGN_CODINGS:                                               # [SIG-1] [PRF-1]
         raise FormatError("unsupported", at, f"coding {coding} of signs")
     if coding == 0:
         plane = r.plane(count)
@@ -1011,6 +1017,8 @@ class Scope:
         at = r.at
         self.flags = r.flags(0b111 if add_allowed else 0b011)                    # [CNV-5] [ISF-1]
         self.add = self.flags >> 2 & 1
+        if self.add and 2 not in SCOPE_BITS:                                     # [PRF-1]
+            raise FormatError("unsupported", at, "an added block")
         form = self.flags & 3
         if form == 3:                                                            # [CNV-4]
             raise FormatError("out_of_range", at, "bits 0 and 1 of the flags are 3")
@@ -1443,7 +1451,7 @@ class Block:
         cx = cx_of(self.scope, self.at)
         id_at = inner.at
         self.support_id, self.values_id = inner.varint(), inner.varint()
-        if self.support_id not in SUPPORTS or self.values_id not in VALUES:      # [BLK-4]
+        if self.support_id not in SUPPORTS or self.values_id not in VALUES:      # [BLK-4] [PRF-1]
             raise FormatError("unsupported", id_at, f"support {self.support_id}, values {self.values_id}")
         cx.support_id = self.support_id
         self.positions = cx.positions = read_support(inner, self.support_id, inner.varint(), cx)
@@ -1559,7 +1567,7 @@ class Decoder:
         kind, flags = int.from_bytes(header[4:6], "little"), int.from_bytes(header[6:8], "little")
         length, crc = int.from_bytes(header[8:16], "little"), int.from_bytes(header[16:20], "little")
         name = FRAMES.get(kind)
-        if name is None and not kind & 0x8000:                                   # [FRM-5]
+        if name is None and not kind & 0x8000:                                   # [FRM-5] [PRF-1]
             raise FormatError("unsupported", at + 4, f"frame kind {kind:#06x}")
         if name is not None and flags & ~(1 if name == "update" else 0):         # [CNV-5]
             raise FormatError("reserved_bits", at + 6, f"frame flags {flags:#06x}")
@@ -1685,10 +1693,10 @@ class Decoder:
             inner = r.part(r.varint())
             if number == 1:
                 out["label"] = utf8(inner.take(inner.left()), inner.at)          # [UPD-7]
-            elif number in lists:
+            elif number in lists and number in ATTRIBUTES:
                 lists[number] = self.delta(inner, manifest, is_sum=number == 4)
                 out["delta" if number == 2 else "sums"] = [run.describe() for run in lists[number]]
-            elif number % 2 == 0:                                                # [UPD-5]
+            elif number % 2 == 0:                                                # [UPD-5] [PRF-1]
                 raise FormatError("unsupported", at, f"attribute {number}")
         kinds = [runs is not None for runs in lists.values()]
         if part > 0 and kinds != [runs is not None for runs in update.listed[0].values()]:   # [UPD-3]
@@ -2188,13 +2196,34 @@ def difference(got, want, path="$"):
     return f"{path}: got {got!r}, expected {want!r}"
 
 
-def run_vectors(folder, strict):
+def keep_core():
+    """Forgets all that the core profile leaves out: core.md."""
+    core = ((FRAMES, (1, 2, 5, 0x8001, 0x8002)), (SUPPORTS, range(1, 5)), (VALUES, range(1, 7)), (CODINGS, range(3)),
+            (SIGN_CODINGS, (0,)), (ATTRIBUTES, (1,)), (SCOPE_BITS, ()))
+    for table, kept in core:
+        for number in set(table) - set(kept):
+            del table[number]
+
+
+def run_core_vector(vector):
+    """Returns None if a reader of the core profile may answer so: vectors/README.md."""
+    if vector.get("core"):
+        return run_vector(vector)
+    refused = {"hex": vector["hex"], "limits": vector.get("limits"), "result": "invalid",
+               "error": {"kind": "unsupported", "stage": "decode"}}
+    wrong = run_vector(refused)
+    if wrong is not None and vector["result"] == "invalid":
+        return run_vector(vector)
+    return wrong
+
+
+def run_vectors(folder, strict, run):
     with open(os.path.join(folder, "index.json"), encoding="utf-8") as f:
         vectors = json.load(f)["vectors"]
     passed = failed = skipped = 0
     for vector in vectors:
         try:
-            wrong = run_vector(vector)
+            wrong = run(vector)
         except FormatError as e:
             skipped += 1
             print(f"SKIP {vector['id']}: {e.what}")
@@ -2219,9 +2248,12 @@ def main():
     parser.add_argument("--no-skips", action="store_true", help="with --vectors: count a skipped vector as a failure")
     parser.add_argument("--step", type=int, help="with --tensors: use the last update of this step")
     parser.add_argument("--base", help="with --tensors: JSON file with the tensors that a delta changes")
+    parser.add_argument("--profile", choices=("full", "core"), default="full", help="kinds that the decoder knows")
     args = parser.parse_args()
+    if args.profile == "core":
+        keep_core()
     if args.vectors:
-        return run_vectors(args.path, args.no_skips)
+        return run_vectors(args.path, args.no_skips, run_core_vector if args.profile == "core" else run_vector)
     with open(args.path, "rb") as f:
         data = f.read()
     base = None

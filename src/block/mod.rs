@@ -12,6 +12,7 @@ mod dense;
 mod groups;
 mod part;
 mod pending;
+mod profile;
 mod scales;
 mod scope;
 pub(crate) mod space;
@@ -20,7 +21,7 @@ pub(crate) mod values;
 mod views;
 mod wire;
 
-pub use crate::codes::Entropy;
+pub use crate::codes::{Entropy, Profile};
 pub use bits::Bits;
 pub use coded::CodedBlock;
 pub use decoded::Block;

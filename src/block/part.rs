@@ -269,7 +269,7 @@ impl WireBlock<'_> {
     }
 
     /// The space of the block's values, without the lengths of rows.
-    fn value_space<'a>(&self, space: &IndexSpace, count: u64) -> ValueSpace<'a> {
+    pub(super) fn value_space<'a>(&self, space: &IndexSpace, count: u64) -> ValueSpace<'a> {
         ValueSpace {
             count,
             is_all: self.has_all(),

@@ -5,12 +5,13 @@ use std::borrow::Cow;
 
 use super::{
     Block, BlockOptions, CodedBlock, Part, Scope, SetId, Support, SupportId, Values, ValuesId, WireBlock,
+    profile,
 };
 use crate::bits::put_varint;
 use crate::block::part::WrittenBlock;
 use crate::block::space::Surroundings;
 use crate::block::values::{Elements, Floats, Planes, ValueSpace};
-use crate::codes::{Coder, Scratch};
+use crate::codes::{Coder, Profile, Scratch};
 use crate::error::{Error, Result};
 
 /// A block that is not yet written, as [`Encoder::update`](../stream/struct.Encoder.html#method.update) takes
@@ -197,6 +198,9 @@ impl<'a> PendingBlock<'a> {
         payload: Vec<u8>,
     ) -> Result<WrittenBlock> {
         match &self.content {
+            Content::Ready(block) if coder.profile == Profile::Core => {
+                profile::write(block, coder, self.options, around, payload)
+            }
             Content::Ready(block) => block.write(coder, self.options, around, payload),
             Content::Later(later) => later.write(coder, around, payload),
         }
@@ -224,12 +228,20 @@ impl Later<'_> {
             group_counts: &[],
             elements: Some(Elements { support: &Support::All, space: around.space }),
         };
+        let mut id = self.values.id();
         match &self.values {
+            LaterValues::Planes(elements) if coder.profile == Profile::Core => {
+                id = ValuesId::FLOATS;
+                Floats::write_elements(elements, &mut payload, &space)?;
+            }
             LaterValues::Planes(elements) => Planes::write_elements(elements, &mut payload, coder, &space)?,
             LaterValues::Floats(elements) => Floats::write_elements(elements, &mut payload, &space)?,
-            LaterValues::Made(id, make) => {
+            LaterValues::Made(announced, make) => {
                 let values = make(&mut coder.scratch)?;
-                if values.id() != *id {
+                if coder.profile == Profile::Core && !announced.is_core() {
+                    return Err(profile::refused(announced.name().unwrap_or("values")));
+                }
+                if values.id() != *announced {
                     return Err(Error::inconsistent("kind of pending values"));
                 }
                 values.write(&mut payload, coder, &space)?;
@@ -239,7 +251,7 @@ impl Later<'_> {
         let mut fields = Vec::new();
         self.scope.write(&mut fields, false);
         put_varint(&mut fields, SupportId::ALL.0);
-        put_varint(&mut fields, self.values.id().0);
+        put_varint(&mut fields, id.0);
         put_varint(&mut fields, 0);
         Ok(WrittenBlock::new(&fields, payload))
     }

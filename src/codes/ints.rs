@@ -8,7 +8,7 @@ use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
-use crate::codes::{Entropy, tokens};
+use crate::codes::{Entropy, Profile, tokens};
 use crate::limits::in_memory;
 
 pub(crate) const PACKED: u8 = 0;
@@ -59,6 +59,8 @@ pub(crate) struct Coder<'a> {
     pub(crate) tables: &'a [Table],
     /// Receives the counts of each segment while the shared tables are still being chosen.
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
+    /// Whether codings must be those of the core profile.
+    pub(crate) profile: Profile,
     /// Whether segments are only as long as they will be about, with zeros for their bytes: for counts alone.
     pub(crate) dry: bool,
     /// Number of symbols from which on a segment has 32 lanes.
@@ -91,7 +93,7 @@ impl<'a> Coder<'a> {
         record: Option<&'a mut Vec<(Role, Counts)>>,
     ) -> Self {
         let (wide_from, scratch) = (rans::WIDE_FROM, Scratch::default());
-        Self { entropy, tables, record, dry: false, wide_from, scratch }
+        Self { entropy, tables, record, profile: Profile::Full, dry: false, wide_from, scratch }
     }
 
     /// The number of segments whose counts are recorded.
@@ -578,6 +580,9 @@ fn best_reference(
     limit: Cost,
     residuals: &mut Vec<u8>,
 ) -> Option<(usize, bool)> {
+    if coder.profile == Profile::Core {
+        return None;
+    }
     let n = symbols.len();
     let mut cost_of = |sample: usize, row_len: usize, columns: bool| {
         let len = (sample / row_len).max(8).saturating_mul(row_len).min(n);

@@ -3,7 +3,7 @@
 
 use super::ints::Coder;
 use super::read::EntropyReader;
-use super::{PIECE, cut::Cost, cut::Cut, cut::Tally};
+use super::{PIECE, Profile, cut::Cost, cut::Cut, cut::Tally};
 use crate::bits::{Cursor, put_packed, unpack};
 use crate::error::{Error, FormatErrorKind, Result};
 
@@ -27,7 +27,7 @@ impl Joined {
         symbols: &mut Vec<u8>,
     ) -> Option<(Self, Tally)> {
         let per = match width {
-            _ if values.len() < FEWEST => return None,
+            _ if values.len() < FEWEST || coder.profile == Profile::Core => return None,
             1 => 8,
             2 => 4,
             3 | 4 => 2,

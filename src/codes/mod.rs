@@ -20,12 +20,37 @@ pub(crate) use ints::{
 pub(crate) use lists::{read_lists, write_lists};
 pub(crate) use rans::{count, count_few as count_symbols};
 pub(crate) use read::{
-    Decoder, PIECE, SymbolReader, read_entropy_symbols, read_entropy_tokens, read_grouped_ints, read_ints,
-    read_symbols, validate_entropy_tokens, validate_grouped_ints, validate_ints,
+    Decoder, PIECE, SymbolReader, beyond_core, read_entropy_symbols, read_entropy_tokens, read_grouped_ints,
+    read_ints, read_symbols, validate_entropy_tokens, validate_grouped_ints, validate_ints,
 };
 pub(crate) use rice::{RiceRun, best_parameter, read_run, validate_run, write_run};
 pub(crate) use table::{Counts, Table, log2};
 pub(crate) use tokens::{cost_of_counts, count_tokens, raw_cost, token, token_cost};
+
+/// The kinds and codings that a stream has (spec, core.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Profile {
+    /// Any.
+    #[default]
+    Full,
+    /// Those of the core profile, which a small reader knows.
+    Core,
+}
+
+impl Profile {
+    /// Each profile with its name on the command line.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Full, "full"), (Self::Core, "core")];
+
+    /// The profile's name on the command line.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(profile, _)| *profile == self).map_or("full", |(_, name)| name)
+    }
+
+    /// Returns the profile of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(profile, _)| *profile)
+    }
+}
 
 /// How the integers of a values kind are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

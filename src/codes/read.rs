@@ -523,6 +523,18 @@ pub(crate) fn validate_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
     validate_grouped_ints(cursor, n, &[])
 }
 
+/// Returns the coding of `ints(N)` at the cursor, if it is not of the core profile.
+pub(crate) fn beyond_core(cursor: &Cursor<'_>, n: u64) -> Result<Option<&'static str>> {
+    if n == 0 {
+        return Ok(None);
+    }
+    Ok(match cursor.clone().u8()? {
+        REFERENCED => Some("referenced integers"),
+        JOINED => Some("joined integers"),
+        _ => None,
+    })
+}
+
 /// Skips as [`validate_ints`], where groups may have a segment each.
 pub(crate) fn validate_grouped_ints(cursor: &mut Cursor<'_>, n: u64, groups: &[u64]) -> Result<()> {
     if n == 0 {

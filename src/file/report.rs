@@ -89,6 +89,9 @@ pub struct Report {
     pub segments: u64,
     /// Whether there is an index.
     pub has_index: bool,
+    /// The first thing found that the core profile does not have ([`UpdatePart::beyond_core`]). A stream
+    /// without faults and without such things is of the core profile.
+    pub beyond_core: Option<&'static str>,
     /// Frames that are shown.
     pub frames: Vec<FrameInfo>,
     /// Entries of all metadata; of those with one key, the last.
@@ -239,6 +242,8 @@ impl Report {
         self.frames.push(*info);
         let frame = info.number;
         match body {
+            Body::IndexSet(..) => self.beyond_core = self.beyond_core.or(Some("an index set")),
+            Body::Model(_) => self.beyond_core = self.beyond_core.or(Some("a model")),
             Body::Metadata(metadata) => self.metadata.extend(metadata.entries.clone()),
             Body::Manifest(manifest) => self.manifests.push(ManifestReport {
                 frame,
@@ -272,6 +277,9 @@ impl Report {
         update.blocks += part.blocks.len() as u64;
         update.bytes += len;
         update.header_bytes += part.head_len + HEADER_LEN as u64;
+        // Also of a part without blocks.
+        let delta = part.header.is_delta().then_some("a delta");
+        self.beyond_core = self.beyond_core.or(delta);
         let (options, budget) = (detail.stats(part), part.budget());
         let mut errors = Vec::new();
         // A few blocks are decoded at a time, to bound memory. They are added one after another.
@@ -286,6 +294,7 @@ impl Report {
             for (number, found, error) in looked.collect::<Vec<_>>() {
                 let raw = &part.blocks[number];
                 update.kept += found.kept.unwrap_or_default();
+                self.beyond_core = self.beyond_core.or(found.beyond_core);
                 match options {
                     Some(_) => update.add_block(part, raw, &found, error.as_ref(), detail),
                     None => update.block_rows.push(BlockReport {
@@ -318,6 +327,7 @@ struct Contents {
     values: Option<String>,
     note: String,
     kept: Option<u64>,
+    beyond_core: Option<&'static str>,
     /// By tensor of the scope.
     stats: Vec<Stats>,
 }
@@ -332,6 +342,7 @@ impl Contents {
         detail: &D,
     ) -> Result<(), D::Error> {
         let block = part.decode(number, budget)?;
+        self.beyond_core = part.beyond_core(number, &budget.with_memory_renewed())?;
         self.kept = Some(block.count(&part.blocks[number].space, part.sets())?);
         let Some(options) = options else { return Ok(()) };
         (self.values, self.note) = (Some(block.values.label()), detail.note(part, number));

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bits::Output;
-use crate::block::{BlockOptions, PendingBlock, SetId, Sets};
-use crate::error::{Error, Result};
+use crate::block::{BlockOptions, PendingBlock, Profile, SetId, Sets};
+use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{
     CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
     Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdateWriter, VERSION_MINOR,
@@ -23,11 +23,16 @@ pub struct EncodeOptions {
     pub index: bool,
     /// Whether metadata and models may be compressed with zstd. Default: true.
     pub compress: bool,
+    /// The kinds and codings to write. With [`Profile::Core`], the encoder writes nothing that a reader of
+    /// the core profile does not know. It writes blocks of other kinds in kinds of the profile that give the
+    /// same elements, and refuses those without such a form, deltas, index sets and models. Not stored.
+    /// Default: [`Profile::Full`].
+    pub profile: Profile,
 }
 
 impl Default for EncodeOptions {
     fn default() -> Self {
-        Self { part_bytes: 64 << 20, index: true, compress: true }
+        Self { part_bytes: 64 << 20, index: true, compress: true, profile: Profile::Full }
     }
 }
 
@@ -50,6 +55,13 @@ impl EncodeOptions {
     #[must_use]
     pub fn with_compress(mut self, compress: bool) -> Self {
         self.compress = compress;
+        self
+    }
+
+    /// Sets [`EncodeOptions::profile`].
+    #[must_use]
+    pub fn with_profile(mut self, profile: Profile) -> Self {
+        self.profile = profile;
         self
     }
 }
@@ -219,7 +231,8 @@ impl Encoder {
         B: TryInto<PendingBlock<'a>, Error: Into<Error>>,
     {
         let blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
-        let writer = UpdateWriter::new(header, manifest, self.options.part_bytes)?;
+        let EncodeOptions { part_bytes, profile, .. } = self.options;
+        let writer = UpdateWriter::new(header, manifest, part_bytes, profile)?;
         let mark = Some(self.mark(manifest));
         Ok(Parts { encoder: self, manifest, blocks, writer, mark, is_written: false })
     }
@@ -272,7 +285,7 @@ impl Encoder {
     /// Appends an index set and returns its id, for blocks of later updates.
     ///
     /// # Errors
-    /// [`Error::Input`] if the set does not fit the manifest.
+    /// [`Error::Input`] if the set does not fit the manifest, or if the profile has no index sets.
     pub fn index_set(
         &mut self,
         out: &mut dyn Output,
@@ -280,6 +293,7 @@ impl Encoder {
         manifest: &Arc<Manifest>,
         options: BlockOptions,
     ) -> Result<SetId> {
+        self.refuse_in_core("an index set")?;
         let (body, id) = set.body(manifest, options)?;
         self.add_index_set(id, set, manifest)?;
         self.manifest(out, manifest);
@@ -288,9 +302,21 @@ impl Encoder {
     }
 
     /// Appends a model.
-    pub fn model(&mut self, out: &mut dyn Output, model: &Model) {
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the profile has no models.
+    pub fn model(&mut self, out: &mut dyn Output, model: &Model) -> Result<()> {
+        self.refuse_in_core("a model")?;
         let body = model.body(self.options.compress);
         self.frame(out, FrameKind::MODEL, 0, &body);
+        Ok(())
+    }
+
+    fn refuse_in_core(&self, what: &'static str) -> Result<()> {
+        match self.options.profile {
+            Profile::Full => Ok(()),
+            Profile::Core => Err(Error::input(InputErrorKind::BeyondCore { what })),
+        }
     }
 
     /// Appends metadata.
@@ -302,10 +328,14 @@ impl Encoder {
     /// Appends a frame of a private kind.
     ///
     /// # Errors
-    /// [`Error::Input`] if `kind` is not in a private range.
+    /// [`Error::Input`] if `kind` is not in a private range, or if it is critical and the profile has no such
+    /// frames.
     pub fn private(&mut self, out: &mut dyn Output, kind: FrameKind, body: &[u8]) -> Result<()> {
         if !kind.is_private() {
             return Err(Error::bad_option("kind of a private frame (0x7000-0x7fff or 0xf000-0xffff)"));
+        }
+        if !kind.is_ancillary() {
+            self.refuse_in_core("a private critical frame")?;
         }
         self.frame(out, kind, 0, body);
         Ok(())
@@ -411,8 +441,9 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_the_documentation() {
-        let EncodeOptions { part_bytes, index, compress } = EncodeOptions::default();
-        assert_eq!((part_bytes, index, compress), (64 * 1024 * 1024, true, true));
+        let EncodeOptions { part_bytes, index, compress, profile } = EncodeOptions::default();
+        let expected = (64 * 1024 * 1024, true, true, Profile::Full);
+        assert_eq!((part_bytes, index, compress, profile), expected);
         for compress in [true, false] {
             let mut out = Vec::new();
             letters(&mut Encoder::new(EncodeOptions::default().with_compress(compress)), &mut out);

@@ -108,12 +108,9 @@ impl<W: Write> Writer<W> {
     /// Writes a model as [`Encoder::model`] does.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`], and as [`Encoder::model`].
     pub fn model(&mut self, model: &Model) -> Result<()> {
-        self.put(|encoder, out| {
-            encoder.model(out, model);
-            Ok(())
-        })
+        self.put(|encoder, out| encoder.model(out, model))
     }
 
     /// Writes metadata as [`Encoder::metadata`] does.

@@ -56,7 +56,7 @@ const BLOCK: Rooms = Rooms {
     layer: "block",
     order: &[
         "bits", "scales", "scope", "space", "views", "groups", "support", "values", "decoded", "dense",
-        "part", "wire", "coded", "pending",
+        "part", "wire", "profile", "coded", "pending",
     ],
     climbs: &[
         // A space knows the sets that the support `set` refers to, and each set has a support.

@@ -12,6 +12,7 @@ mod frozen;
 mod hostile;
 mod output;
 mod pinned;
+mod profile;
 mod registry;
 mod report;
 mod salvage;

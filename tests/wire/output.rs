@@ -97,7 +97,7 @@ fn a_writer_writes_the_bytes_of_its_encoder() {
     note(&out);
     encoder.metadata(&mut out, &metadata);
     note(&out);
-    encoder.model(&mut out, &model);
+    encoder.model(&mut out, &model).unwrap();
     note(&out);
     let id = encoder.index_set(&mut out, &set, &manifest, options).unwrap();
     note(&out);

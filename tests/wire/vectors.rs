@@ -92,7 +92,10 @@ fn memory_of(block: &Block) -> u64 {
         _ => 0,
     };
     let values = match &block.values {
-        Values::Levels(Levels { levels, .. }) => 4 * levels.len(),
+        // Levels up to 127 are kept as bytes.
+        Values::Levels(Levels { max_level, levels, .. }) => {
+            levels.len() * if *max_level <= 127 { 1 } else { 4 }
+        }
         Values::Ulp(Ulp { diffs }) => 8 * diffs.len(),
         Values::Pow2(Pow2 { codes, negative, .. }) => codes.len() + negative.as_bytes().len(),
         Values::Affine(Affine { codes, .. }) => codes.len(),

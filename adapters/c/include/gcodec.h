@@ -663,6 +663,16 @@ gcodec_status gcodec_encoder_new(uint64_t part_bytes,
                                  gcodec_error *error);
 
 /*
+ Makes an encoder as `gcodec_encoder_new` does, which writes only what readers of the core profile of the
+ format know: the same elements, in other kinds where it must. It refuses updates that have no such form:
+ deltas, and the codecs `demo` and `powersgd`.
+ */
+gcodec_status gcodec_encoder_new_core(uint64_t part_bytes,
+                                      uint32_t with_index,
+                                      gcodec_encoder **out,
+                                      gcodec_error *error);
+
+/*
  Encodes an update, which is then ready to be taken. An encoder or residuals whose call fails do not
  change.
  */

@@ -183,9 +183,10 @@ struct UpdateOptions {
 
 class Encoder {
 public:
-    explicit Encoder(uint64_t part_bytes = 0, bool with_index = true) {
+    // `core`: whether to write only what readers of the core profile know.
+    explicit Encoder(uint64_t part_bytes = 0, bool with_index = true, bool core = false) {
         gcodec_encoder *handle = nullptr;
-        detail::call(gcodec_encoder_new, part_bytes, uint32_t{with_index}, &handle);
+        detail::call(core ? gcodec_encoder_new_core : gcodec_encoder_new, part_bytes, uint32_t{with_index}, &handle);
         handle_.reset(handle);
     }
 

@@ -6,6 +6,7 @@ use std::mem;
 use std::sync::Arc;
 
 use gcodec::block::PendingBlock;
+use gcodec::block::Profile;
 use gcodec::compress::{Digests, Input, NonFinite, Options, compress, deltas, pending};
 use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
 use gcodec::stream::EncodeOptions;
@@ -196,17 +197,39 @@ pub unsafe extern "C" fn gcodec_encoder_new(
     out: *mut *mut gcodec_encoder,
     error: *mut gcodec_error,
 ) -> gcodec_status {
-    let body = || {
-        let out = given::place(out)?;
-        let options = EncodeOptions::default().with_index(with_index != 0);
-        let options = if part_bytes == 0 { options } else { options.with_part_bytes(part_bytes) };
-        let inner = Inner(gcodec::stream::Encoder::new(options));
-        // SAFETY: the caller gives a place for a handle.
-        unsafe { out.set(handle::new(Encoder { inner, ..Encoder::default() })) };
-        Ok(())
-    };
-    // SAFETY: the caller gives a place for an error, or null.
-    unsafe { call(error, body) }
+    // SAFETY: the caller gives a place for a handle, and one for an error, or null.
+    unsafe { call(error, || new(part_bytes, with_index, Profile::Full, out)) }
+}
+
+/// Makes an encoder as `gcodec_encoder_new` does, which writes only what readers of the core profile of the
+/// format know: the same elements, in other kinds where it must. It refuses updates that have no such form:
+/// deltas, and the codecs `demo` and `powersgd`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_new_core(
+    part_bytes: u64,
+    with_index: u32,
+    out: *mut *mut gcodec_encoder,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives a place for a handle, and one for an error, or null.
+    unsafe { call(error, || new(part_bytes, with_index, Profile::Core, out)) }
+}
+
+/// # Safety
+/// `out` is a place for a handle, or null.
+unsafe fn new(
+    part_bytes: u64,
+    with_index: u32,
+    profile: Profile,
+    out: *mut *mut gcodec_encoder,
+) -> Result<()> {
+    let out = given::place(out)?;
+    let options = EncodeOptions::default().with_index(with_index != 0).with_profile(profile);
+    let options = if part_bytes == 0 { options } else { options.with_part_bytes(part_bytes) };
+    let inner = Inner(gcodec::stream::Encoder::new(options));
+    // SAFETY: the caller gives a place for a handle.
+    unsafe { out.set(handle::new(Encoder { inner, ..Encoder::default() })) };
+    Ok(())
 }
 
 /// Encodes an update, which is then ready to be taken. An encoder or residuals whose call fails do not

@@ -152,7 +152,9 @@ class Digests:
 
 @final
 class Encoder:
-    def __new__(cls, part_bytes: int, index: bool, compress: bool) -> Encoder: ...
+    def __new__(
+        cls, part_bytes: int, index: bool, compress: bool, profile: Literal["full", "core"] = "full"
+    ) -> Encoder: ...
     def update(self, update: _Update, finish: bool = False) -> Encoded: ...
     def whole(self, update: _Update) -> bytes:
         """Encodes an update and the end of the stream."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from gcodec import _native
 from gcodec._tensors.dlpack import Framework, convert, given
@@ -18,7 +18,13 @@ from gcodec.shards import check_places
 from gcodec.stream import as_tree
 
 
-def encode(tree: Any, codec: Codec | str | Dgc, **options: Unpack[Options]) -> bytes:
+def encode(
+    tree: Any,
+    codec: Codec | str | Dgc,
+    *,
+    profile: Literal["full", "core"] = "full",
+    **options: Unpack[Options],
+) -> bytes:
     """Encodes a tree of tensors as a stream of one update.
 
     The bytes are those of the Rust library's `encode` for the same tensors and codec.
@@ -29,16 +35,19 @@ def encode(tree: Any, codec: Codec | str | Dgc, **options: Unpack[Options]) -> b
             to its end first, because a stream has the names, types and shapes before the values. For a
             DTensor, this process's part is encoded, with its place in the whole.
         codec: a codec, its specification such as `"topk:density=0.01"`, or a `Dgc`.
+        profile: `core` writes only what readers of the format's core profile know: the same elements, in
+            other kinds where it must.
         options: see `Options`. Used: rules, base, feedback, header, non_finite, order, shards.
 
     Raises:
         InputError: a codec cannot take a tensor's element type, a base is missing, or names repeat. `tensor`
-            is the number of the tensor.
+            is the number of the tensor. With the core profile, also for codecs that it has no form for:
+            delta, demo, powersgd.
         TypeError: a leaf of the tree is not a tensor.
     """
     chosen = resolve("encode", ENCODE_OPTIONS, options)
     update = native_update("encode", tree, codec, chosen)
-    return _native.Encoder(PART_BYTES, True, True).whole(update)
+    return _native.Encoder(PART_BYTES, True, True, profile).whole(update)
 
 
 def decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gcodec import _native
 from gcodec.errors import GcodecError
@@ -144,12 +144,14 @@ class Report:
     """A stream.
 
     `error`: the first error, in the stream or in a block, or None. The other fields hold what could be read.
+    `beyond_core`: the first thing found that the core profile of the format does not have, or None.
     """
 
     bytes: int
     version: tuple[int, int] | None
     segments: int
     has_index: bool
+    beyond_core: str | None
     error: GcodecError | None
     frames: list[FrameReport]
     metadata: dict[str, str]
@@ -160,6 +162,13 @@ class Report:
     def ok(self) -> bool:
         """Whether the whole stream was read without an error."""
         return self.error is None
+
+    @property
+    def profile(self) -> Literal["full", "core"] | None:
+        """The profile of the format that the stream has, or None if it has an error."""
+        if self.error is not None:
+            return None
+        return "core" if self.beyond_core is None else "full"
 
     def __repr__(self) -> str:
         version = "?" if self.version is None else ".".join(map(str, self.version))

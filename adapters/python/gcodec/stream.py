@@ -98,10 +98,17 @@ class Writer:
             block.
         part_bytes: bytes of values in one part of an update, approximately. Default: 64 MiB.
         compress: whether metadata may be compressed.
+        profile: `core` writes only what readers of the format's core profile know, as `encode` does.
     """
 
     def __init__(
-        self, target: Any, *, index: bool = True, part_bytes: int = PART_BYTES, compress: bool = True
+        self,
+        target: Any,
+        *,
+        index: bool = True,
+        part_bytes: int = PART_BYTES,
+        compress: bool = True,
+        profile: Literal["full", "core"] = "full",
     ) -> None:
         self._owned = open(target, "wb") if isinstance(target, (str, os.PathLike)) else None  # noqa: SIM115
         target = self._owned or target
@@ -109,7 +116,7 @@ class Writer:
         if self._put is None:
             raise TypeError(f"a {type(target).__name__} has neither write nor sendall")
         self._target = target
-        self._encoder = _native.Encoder(part_bytes, index, compress)
+        self._encoder = _native.Encoder(part_bytes, index, compress, profile)
         self._offset = 0
         self._state: Literal["open", "closed", "failed"] = "open"
 

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::time::Instant;
 
 use gcodec::Codec;
+use gcodec::block::Profile;
 use gcodec::frame::Metadata;
 use gcodec::stream::{EncodeOptions, Output};
 use pyo3::ffi;
@@ -103,10 +104,14 @@ pub(crate) struct Encoder {
 
 #[pymethods]
 impl Encoder {
+    /// `profile`: the name of a profile of the format.
     #[new]
-    fn new(part_bytes: u64, index: bool, compress: bool) -> Self {
-        let options = EncodeOptions::default().with_part_bytes(part_bytes);
-        Self { inner: gcodec::stream::Encoder::new(options.with_index(index).with_compress(compress)) }
+    #[pyo3(signature = (part_bytes, index, compress, profile="full"))]
+    fn new(py: Python<'_>, part_bytes: u64, index: bool, compress: bool, profile: &str) -> PyResult<Self> {
+        let unknown = || errors::input(py, &format!("unknown profile {profile:?}: full or core"));
+        let profile = Profile::from_name(profile).ok_or_else(unknown)?;
+        let options = EncodeOptions::default().with_part_bytes(part_bytes).with_profile(profile);
+        Ok(Self { inner: gcodec::stream::Encoder::new(options.with_index(index).with_compress(compress)) })
     }
 
     /// Encodes an update. `finish`: and the end of the stream.

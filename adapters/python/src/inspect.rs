@@ -73,7 +73,7 @@ pub(crate) fn inspect<'py>(
 
 fn to_dict(py: Python<'_>, report: Report) -> PyResult<Bound<'_, PyDict>> {
     let out = PyDict::new(py);
-    put!(out, report, bytes segments has_index metadata);
+    put!(out, report, bytes segments has_index beyond_core metadata);
     out.set_item("version", report.minor.map(|minor| (VERSION_MAJOR, minor)))?;
     let frames = PyList::empty(py);
     for frame in &report.frames {

@@ -29,7 +29,7 @@ def test_it_says_what_the_command_line_says(gradient: np.ndarray, command: str, 
     said = subprocess.run([command, "inspect", "--json", str(path)], check=True, capture_output=True)
     expected = json.loads(said.stdout)
     report = gcodec.inspect(path)
-    for name in ("bytes", "segments", "has_index", "ok", "metadata"):
+    for name in ("bytes", "segments", "has_index", "profile", "beyond_core", "ok", "metadata"):
         assert getattr(report, name) == expected[name], name
     assert report.version == (expected["version"]["major"], expected["version"]["minor"])
     for mine, theirs in zip(report.frames, expected["frames"], strict=True):
@@ -50,6 +50,27 @@ def test_it_says_what_the_command_line_says(gradient: np.ndarray, command: str, 
                     assert value == its[name] or (value, its[name]) in {("floats", "raw"), ("floats", "f32")}
                 else:
                     assert value == pytest.approx(its[name]), name
+
+
+@pytest.mark.parametrize("codec", ["lossless", "natural", "randk", "chunked", "topk:density=0.05"])
+def test_the_core_profile_has_the_same_elements(gradient: np.ndarray, codec: str) -> None:
+    full, core = gcodec.encode({"w": gradient}, codec), gcodec.encode({"w": gradient}, codec, profile="core")
+    assert gcodec.inspect(full).profile == "full" and gcodec.inspect(core).profile == "core"
+    assert bytes(gcodec.decode(full)["w"].numpy().tobytes()) == gcodec.decode(core)["w"].numpy().tobytes()
+    out = io.BytesIO()
+    with gcodec.Writer(out, profile="core") as writer:
+        writer.write({"w": gradient}, codec)
+    assert out.getvalue() == core
+
+
+def test_what_the_core_profile_lacks_is_refused(gradient: np.ndarray) -> None:
+    for codec in ("demo", "powersgd"):
+        with pytest.raises(gcodec.InputError, match="not in the core profile of the format"):
+            gcodec.encode({"w": gradient}, codec, profile="core")
+    with pytest.raises(gcodec.InputError, match="a delta"):
+        gcodec.encode({"w": gradient}, "delta", base={"w": gradient * 2}, profile="core")
+    with pytest.raises(gcodec.InputError, match="unknown profile"):
+        gcodec.encode({"w": gradient}, "raw", profile="cor")  # type: ignore[arg-type]
 
 
 def test_it_can_be_read(gradient: np.ndarray) -> None:

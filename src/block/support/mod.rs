@@ -83,6 +83,11 @@ impl SupportId {
         (Self::SET, "set"),
         (Self::CLASSED, "classed"),
     ];
+
+    /// Whether readers of the core profile know the kind (spec, core.md).
+    pub fn is_core(self) -> bool {
+        matches!(self, Self::ALL | Self::GAPS_RICE | Self::GAPS_TOKENS | Self::BITMAP)
+    }
 }
 
 impl Support {

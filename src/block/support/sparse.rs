@@ -8,8 +8,9 @@ use crate::block::Sets;
 use crate::block::space::Surroundings;
 use crate::block::support::{Facts, Kind, SupportId, Validated, classed, is_ascending};
 use crate::codes::{
-    Coder, Decoder, RiceRun, Role, best_parameter, cost_of_counts, count_tokens, read_entropy_tokens,
-    read_run, token_cost, validate_entropy_tokens, validate_run, write_entropy_tokens, write_run,
+    Coder, Decoder, Profile, RiceRun, Role, best_parameter, cost_of_counts, count_tokens,
+    read_entropy_tokens, read_run, token_cost, validate_entropy_tokens, validate_run, write_entropy_tokens,
+    write_run,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -53,7 +54,7 @@ impl Kind for Sparse {
     ) -> Result<SupportId> {
         let by_class = positions == Positions::Classed
             || positions == Positions::Auto && self.positions.len() >= FEW_FOR_CLASSES;
-        if !by_class {
+        if !by_class || coder.profile == Profile::Core {
             return write(out, coder, &self.positions, around.space.len(), positions);
         }
         let forced = positions == Positions::Classed;
@@ -117,7 +118,7 @@ pub enum Positions {
     /// A bit for each element.
     Bitmap,
     /// Gaps inside classes: by rows and columns, or in a delta by the base's elements. The smallest other
-    /// form if no classes are useful.
+    /// form if no classes are useful, and in the core profile.
     Classed,
 }
 

@@ -7,7 +7,9 @@ use crate::block::values::{
     to_number,
 };
 use crate::block::{Groups, Part, Scales, Values};
-use crate::codes::{Coder, Decoder, PIECE, Role, SymbolReader, read_symbols, validate_ints, write_symbols};
+use crate::codes::{
+    Coder, Decoder, PIECE, Role, SymbolReader, beyond_core, read_symbols, validate_ints, write_symbols,
+};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
@@ -40,6 +42,7 @@ pub enum Zero {
 
 impl Kind for Affine {
     const ID: ValuesId = ValuesId(6);
+    const IS_CORE: bool = true;
 
     fn facts(&self) -> Facts<'_> {
         Facts {
@@ -77,6 +80,15 @@ impl Kind for Affine {
         Self::read_head(cursor, space)?;
         validate_ints(cursor, space.count)?;
         Ok(Validated::numbers(space.count))
+    }
+
+    fn beyond_core(
+        cursor: &mut Cursor<'_>,
+        _: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+    ) -> Result<Option<&'static str>> {
+        Self::read_head(cursor, space)?;
+        beyond_core(cursor, space.count)
     }
 
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {

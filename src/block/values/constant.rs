@@ -18,6 +18,7 @@ pub struct Constant {
 
 impl Kind for Constant {
     const ID: ValuesId = ValuesId(2);
+    const IS_CORE: bool = true;
 
     fn facts(&self) -> Facts<'_> {
         let len = self.scales.bytes.len() as u64;

@@ -47,6 +47,7 @@ impl Stored {
 
 impl Kind for Floats {
     const ID: ValuesId = ValuesId(1);
+    const IS_CORE: bool = true;
 
     fn facts(&self) -> Facts<'_> {
         let len = self.bytes.len() as u64;

@@ -12,6 +12,8 @@ use crate::limits::Budget;
 pub(crate) trait Kind: Sized {
     /// Number in the registry.
     const ID: ValuesId;
+    /// Whether readers of the core profile know the kind (spec, core.md).
+    const IS_CORE: bool = false;
 
     /// The properties that other layers need.
     fn facts(&self) -> Facts<'_>;
@@ -38,6 +40,15 @@ pub(crate) trait Kind: Sized {
     /// # Errors
     /// As [`Self::read`]; also for codes that refer to a shared frequency table.
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated>;
+
+    /// Returns the coding in the wire form that is not of the core profile, for a kind that is.
+    fn beyond_core(
+        _cursor: &mut Cursor<'_>,
+        _decoder: &Decoder<'_>,
+        _space: &ValueSpace<'_>,
+    ) -> Result<Option<&'static str>> {
+        Ok(None)
+    }
 
     /// Writes one number per value into `out`. Kinds that give elements' bits keep this default, which is an
     /// error.

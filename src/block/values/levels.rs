@@ -8,8 +8,8 @@ use crate::block::values::{
 };
 use crate::block::{Groups, Part, Scales, Values};
 use crate::codes::{
-    Coder, Decoder, PIECE, Role, SymbolReader, read_ints, read_symbols, validate_ints, write_ints,
-    write_small_ints,
+    Coder, Decoder, PIECE, Role, SymbolReader, beyond_core, read_ints, read_symbols, validate_ints,
+    write_ints, write_small_ints,
 };
 use crate::error::{Error, Result};
 use crate::limits::Budget;
@@ -164,6 +164,7 @@ pub enum Norm {
 
 impl Kind for Levels {
     const ID: ValuesId = ValuesId(5);
+    const IS_CORE: bool = true;
 
     fn facts(&self) -> Facts<'_> {
         Facts {
@@ -213,6 +214,15 @@ impl Kind for Levels {
         Self::read_head(cursor, space)?;
         validate_ints(cursor, space.count)?;
         Ok(Validated::numbers(space.count))
+    }
+
+    fn beyond_core(
+        cursor: &mut Cursor<'_>,
+        _: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+    ) -> Result<Option<&'static str>> {
+        Self::read_head(cursor, space)?;
+        beyond_core(cursor, space.count)
     }
 
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {

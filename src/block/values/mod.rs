@@ -73,6 +73,14 @@ macro_rules! kinds {
 
             /// Every registered kind with its name.
             pub const REGISTERED: [(Self, &'static str); [$($name),*].len()] = [$(($Kind::ID, $name)),*];
+
+            /// Whether readers of the core profile know the kind (spec, core.md).
+            pub fn is_core(self) -> bool {
+                match self {
+                    $($Kind::ID => $Kind::IS_CORE,)*
+                    _ => false,
+                }
+            }
         }
 
         impl Values {
@@ -120,6 +128,19 @@ macro_rules! kinds {
                 match id {
                     $($Kind::ID => $Kind::validate(cursor, space),)*
                     ValuesId(other) => Err(Error::unsupported("values", other, cursor.offset())),
+                }
+            }
+
+            /// Returns the coding of values of kind `id` at the cursor that is not of the core profile.
+            pub(crate) fn beyond_core(
+                cursor: &mut Cursor<'_>,
+                decoder: &Decoder<'_>,
+                id: ValuesId,
+                space: &ValueSpace<'_>,
+            ) -> Result<Option<&'static str>> {
+                match id {
+                    $($Kind::ID => $Kind::beyond_core(cursor, decoder, space),)*
+                    _ => Ok(None),
                 }
             }
 

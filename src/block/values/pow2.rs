@@ -6,7 +6,9 @@ use crate::block::values::{
     Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers, signs,
 };
 use crate::block::{Bits, Part, Values};
-use crate::codes::{Coder, Decoder, PIECE, Role, SymbolReader, read_symbols, validate_ints, write_symbols};
+use crate::codes::{
+    Coder, Decoder, PIECE, Role, SymbolReader, beyond_core, read_symbols, validate_ints, write_symbols,
+};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
 
@@ -41,6 +43,7 @@ const EXPONENTS: std::ops::RangeInclusive<i16> = -1074..=1023;
 
 impl Kind for Pow2 {
     const ID: ValuesId = ValuesId(4);
+    const IS_CORE: bool = true;
 
     fn facts(&self) -> Facts<'_> {
         Facts {
@@ -81,6 +84,19 @@ impl Kind for Pow2 {
             return Err(Error::format(FormatErrorKind::LengthMismatch { field: "signs" }, offset));
         }
         Ok(Validated::numbers(space.count))
+    }
+
+    fn beyond_core(
+        cursor: &mut Cursor<'_>,
+        decoder: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+    ) -> Result<Option<&'static str>> {
+        read_head(cursor)?;
+        if let Some(coding) = beyond_core(cursor, space.count)? {
+            return Ok(Some(coding));
+        }
+        SymbolReader::new(cursor, decoder, space.count, 255)?;
+        signs::beyond_core(cursor)
     }
 
     fn numbers(&self, _: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {

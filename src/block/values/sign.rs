@@ -23,6 +23,7 @@ pub struct Sign {
 
 impl Kind for Sign {
     const ID: ValuesId = ValuesId(3);
+    const IS_CORE: bool = true;
 
     fn facts(&self) -> Facts<'_> {
         Facts {
@@ -54,6 +55,15 @@ impl Kind for Sign {
         read_head(cursor, space)?;
         signs::validate(cursor, space.count)?;
         Ok(Validated::numbers(space.count / 8))
+    }
+
+    fn beyond_core(
+        cursor: &mut Cursor<'_>,
+        _: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+    ) -> Result<Option<&'static str>> {
+        read_head(cursor, space)?;
+        signs::beyond_core(cursor)
     }
 
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {

@@ -386,6 +386,20 @@ impl<'a> UpdatePart<'a> {
         raw.decode(&mut decoder, self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
     }
 
+    /// Returns what makes a block, or the whole update, more than the core profile (spec, core.md): a kind, a
+    /// coding, the flag `add`, a delta. `None` if a reader of the core profile can read it. `budget` is as
+    /// for [`Self::decode`]; the block's codes are decoded only where they tell the place of others.
+    ///
+    /// # Errors
+    /// As [`Self::decode`], if the fields before the first coding are wrong.
+    pub fn beyond_core(&self, block: usize, budget: &Budget) -> Result<Option<&'static str>> {
+        if self.header.is_delta() {
+            return Ok(Some("a delta"));
+        }
+        let decoder = Decoder { tables: &self.tables, budget };
+        self.raw(block)?.beyond_core(&decoder).map_err(|e| self.place(e, block))
+    }
+
     /// Decodes a dense block ([`RawBlock::is_dense`]) into `out`, the bytes of its elements. After an error
     /// these are arbitrary.
     ///

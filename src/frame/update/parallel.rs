@@ -6,12 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crc32fast::Hasher;
 use rayon::ScopeFifo;
 
-use super::write::{Form, LIGHT, Memory, Queued, first_of_weight, write_block};
+use super::write::{Context, Form, LIGHT, Memory, Queued, first_of_weight, write_block};
 use crate::bits::{Checksums, Output};
-use crate::block::{Scope, Sets, WrittenBlock};
+use crate::block::{Scope, WrittenBlock};
 use crate::codes::Table;
 use crate::error::{Error, Result};
-use crate::frame::{IndexedBlock, Manifest};
+use crate::frame::IndexedBlock;
 
 /// Largest weight ([`WireBlock::check`](crate::block::WireBlock)) of several blocks that a thread writes at a
 /// time.
@@ -20,8 +20,7 @@ const BATCH: u64 = 8 << 20;
 /// Appends the blocks of a part, and adds them to its checksums. Returns their entries in an index.
 pub(super) fn write_blocks(
     out: &mut dyn Output,
-    manifest: &Manifest,
-    sets: &Sets,
+    context: Context<'_>,
     blocks: Vec<Queued<'_>>,
     tables: &[Table],
     memory: &mut Vec<Memory>,
@@ -32,7 +31,7 @@ pub(super) fn write_blocks(
     let groups = groups(blocks, threads);
     let (written, appended, begun, error) = Default::default();
     let line = Line { groups, out, memory, checksums, entries, written, appended, begun, error };
-    let work = Work { manifest, sets, tables, line: Mutex::new(line) };
+    let work = Work { context, tables, line: Mutex::new(line) };
     // Hardly more than threads: what all of them write should stay in the caches until it is appended.
     let ahead = threads + threads / 4;
     rayon::in_place_scope_fifo(|scope| (0..ahead).for_each(|_| work.begin(&mut work.line(), scope)));
@@ -42,8 +41,7 @@ pub(super) fn write_blocks(
 
 /// The work that threads share.
 struct Work<'w, 'a> {
-    manifest: &'w Manifest,
-    sets: &'w Sets,
+    context: Context<'w>,
     tables: &'w [Table],
     line: Mutex<Line<'w, 'a>>,
 }
@@ -100,9 +98,7 @@ impl<'w, 'a> Work<'w, 'a> {
             let tables = if weight <= LIGHT { self.tables } else { &[] };
             let bytes = match form {
                 Form::Written(bytes) => bytes,
-                Form::Pending(block) => {
-                    write_block(&block, self.manifest, self.sets, tables, None, &mut memory)?
-                }
+                Form::Pending(block) => write_block(&block, self.context, tables, None, &mut memory)?,
             };
             let hasher = bytes.hasher();
             blocks.push((scope, bytes, hasher));

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::arch::threads;
 use crate::bits::{Checksums, Output, put_varint};
 use crate::block::space::Surroundings;
-use crate::block::{PendingBlock, Scope, Sets, WrittenBlock};
+use crate::block::{PendingBlock, Profile, Scope, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::parallel::write_blocks;
@@ -29,6 +29,7 @@ pub(crate) struct UpdateWriter<'b, 'a> {
     header: &'b UpdateHeader,
     manifest: &'b Manifest,
     part_bytes: u64,
+    profile: Profile,
     order: BlockOrder,
     /// Checked blocks of this part and of later ones, and the sum of their weights.
     queue: VecDeque<Queued<'a>>,
@@ -38,6 +39,14 @@ pub(crate) struct UpdateWriter<'b, 'a> {
     /// Number of the next part.
     number: u64,
     memory: Vec<Memory>,
+}
+
+/// What the blocks of an update have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'c> {
+    pub(super) manifest: &'c Manifest,
+    pub(super) sets: &'c Sets,
+    pub(super) profile: Profile,
 }
 
 /// A checked block.
@@ -89,8 +98,16 @@ impl Memory {
 
 impl<'b, 'a> UpdateWriter<'b, 'a> {
     /// # Errors
-    /// [`Error::Input`] if the runs of the delta are not in order.
-    pub(crate) fn new(header: &'b UpdateHeader, manifest: &'b Manifest, part_bytes: u64) -> Result<Self> {
+    /// [`Error::Input`] if the runs of the delta are not in order, or if `profile` has no deltas.
+    pub(crate) fn new(
+        header: &'b UpdateHeader,
+        manifest: &'b Manifest,
+        part_bytes: u64,
+        profile: Profile,
+    ) -> Result<Self> {
+        if profile == Profile::Core && header.is_delta() {
+            return Err(Error::input(InputErrorKind::BeyondCore { what: "a delta" }));
+        }
         fn ascend<D>(runs: &Option<Vec<Delta<D>>>) -> bool {
             runs.iter().all(|runs| runs.is_sorted_by(|a, b| a.last() < b.first))
         }
@@ -99,7 +116,7 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
         }
         let (order, queue, memory) = Default::default();
         let (weight, is_all, number) = (0, false, 0);
-        Ok(Self { header, manifest, part_bytes, order, queue, weight, is_all, number, memory })
+        Ok(Self { header, manifest, part_bytes, profile, order, queue, weight, is_all, number, memory })
     }
 
     /// Appends the body of the next part. The caller stops after the last. A part holds blocks of about
@@ -142,7 +159,7 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             elements = elements.saturating_add(self.accept(&block, sets)?);
             ahead.push(block);
         }
-        let manifest = self.manifest;
+        let (manifest, context) = (self.manifest, self.context(sets));
         let spare = Mutex::new(Memory::take_payloads(&mut self.memory));
         let checked = ahead.into_par_iter().map_init(Memory::default, |memory, block| {
             let scope = block.scope();
@@ -154,7 +171,7 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             let form = match weight > LIGHT && block.holds_values() {
                 true => {
                     memory.payloads.extend(spare.lock().unwrap_or_else(PoisonError::into_inner).pop());
-                    Form::Written(write_block(&block, manifest, sets, &[], None, memory)?)
+                    Form::Written(write_block(&block, context, &[], None, memory)?)
                 }
                 false => Form::Pending(block),
             };
@@ -167,6 +184,13 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             self.queue.push_back(queued);
         }
         Ok(())
+    }
+
+    fn context<'c>(&self, sets: &'c Sets) -> Context<'c>
+    where
+        'b: 'c,
+    {
+        Context { manifest: self.manifest, sets, profile: self.profile }
     }
 
     /// Checks the place of the next block, and returns the number of elements that its scope spans.
@@ -202,7 +226,8 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
         }
         let hashed = header.delta.as_ref().map(|runs| touched(runs, &blocks)).transpose()?;
         let summed = header.sums.as_ref().map(|runs| touched(runs, &blocks)).transpose()?;
-        let tables = choose_tables(manifest, sets, &mut blocks)?;
+        let context = self.context(sets);
+        let tables = choose_tables(context, &mut blocks)?;
         let mut head = Vec::new();
         write_head(&mut head, header, manifest.id(), self.number, &Runs { hashed, summed });
         put_varint(&mut head, tables.len() as u64);
@@ -211,7 +236,7 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
         out.append(&head);
         let mut checksums = Checksums::default();
         let (head_len, head_crc) = (head.len() as u64, checksums.part(&head));
-        let blocks = write_blocks(out, manifest, sets, blocks, &tables, &mut self.memory, &mut checksums)?;
+        let blocks = write_blocks(out, context, blocks, &tables, &mut self.memory, &mut checksums)?;
         let (step, sender) = (header.step, header.sender);
         Ok((IndexedUpdate { step, sender, head_len, head_crc, blocks }, checksums.whole()))
     }
@@ -237,7 +262,7 @@ pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usi
 
 /// Chooses the frequency tables that the blocks of a part share. Counts the symbols of the light blocks for
 /// it, and keeps the bytes of blocks without symbols if there is no such table.
-fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
+fn choose_tables(context: Context<'_>, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
     let light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
     if light.len() < 2 {
         return Ok(Vec::new());
@@ -245,7 +270,7 @@ fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) ->
     let written = threads::in_order(light.par_iter().map_init(Memory::default, |memory, queued| {
         let Form::Pending(block) = &queued.form else { return Ok(Default::default()) };
         let mut record = Vec::new();
-        let written = write_block(block, manifest, sets, &[], Some(&mut record), memory)?;
+        let written = write_block(block, context, &[], Some(&mut record), memory)?;
         Ok((Some(written), record))
     }))?;
     let (written, records): (Vec<_>, Vec<_>) = written.into_iter().unzip();
@@ -290,8 +315,7 @@ fn touched<D: Copy + PartialEq>(delta: &[Delta<D>], blocks: &[Queued<'_>]) -> Re
 /// Writes a block. `record`: receives the counts of its segments, whose bytes are then left out.
 pub(super) fn write_block(
     block: &PendingBlock<'_>,
-    manifest: &Manifest,
-    sets: &Sets,
+    Context { manifest, sets, profile }: Context<'_>,
     tables: &[Table],
     record: Option<&mut Vec<(Role, Counts)>>,
     memory: &mut Memory,
@@ -300,7 +324,7 @@ pub(super) fn write_block(
     let space = manifest.space(scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
     let mut coder = Coder::new(block.options().entropy, tables, record);
-    coder.dry = coder.record.is_some();
+    (coder.profile, coder.dry) = (profile, coder.record.is_some());
     coder.scratch = std::mem::take(&mut memory.scratch);
     let written = block.write(&mut coder, &around, memory.payloads.pop().unwrap_or_default());
     memory.scratch = coder.scratch;

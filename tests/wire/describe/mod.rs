@@ -99,7 +99,7 @@ pub(crate) fn reencode(bytes: &[u8], limits: &Limits) -> Option<Vec<u8>> {
                 let manifest = manifests.iter().find(|m| m.id() == set.manifest)?;
                 encoder.index_set(&mut out, &set, manifest, BlockOptions::default()).ok()?;
             }
-            Body::Model(model) => encoder.model(&mut out, &model),
+            Body::Model(model) => encoder.model(&mut out, &model).ok()?,
             Body::Metadata(metadata) => encoder.metadata(&mut out, &metadata),
             Body::End(_) => encoder.finish(&mut out),
             Body::Unknown(body) => encoder.private(&mut out, info.header.kind, body).ok()?,

@@ -273,7 +273,7 @@ pub(crate) fn sample() -> Vec<u8> {
     let mut metadata = Metadata::default();
     metadata.entries.insert("run".into(), "sample ü".into());
     encoder.metadata(&mut out, &metadata);
-    encoder.model(&mut out, &Model::inline("test/1", "none", vec![1, 2, 3]));
+    encoder.model(&mut out, &Model::inline("test/1", "none", vec![1, 2, 3])).unwrap();
     let set = IndexSet {
         manifest: manifest.id(),
         step: 1,

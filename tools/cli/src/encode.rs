@@ -5,13 +5,14 @@ use crate::fit::{self, Prefixes};
 use crate::input::is_standard;
 use crate::learned::{self, Chosen};
 use crate::naming::{CHOSEN, did_you_mean};
-use crate::options::{NameGlob, check_one_stdin, check_output_is_new, parse_pair};
+use crate::options::{NameGlob, check_one_stdin, check_output_is_new, parse_pair, profiles};
 use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, Labels, NamedTensor, Outline};
+use gcodec::block::Profile;
 use gcodec::compress::{self, Digests, Feedback, Input, NonFinite, Options};
 use gcodec::file::{File, Map};
 use gcodec::frame::{Metadata, UpdateHeader};
@@ -116,11 +117,21 @@ pub(crate) struct Args {
     /// Replace NaN and infinity with zero where a lossy codec cannot encode them, instead of failing
     #[arg(long)]
     zero_non_finite: bool,
+    /// Profile of the format: `core` writes only what small readers know, with the same elements, and refuses
+    /// what they cannot read: delta, demo, powersgd, lgc
+    #[arg(long, value_name = "NAME", value_parser = profiles(), default_value = "full")]
+    profile: Profile,
     #[command(flatten)]
     prefixes: Prefixes,
     /// Append to a finished stream
     #[arg(long)]
     append: bool,
+}
+
+impl Args {
+    fn options(&self) -> EncodeOptions {
+        EncodeOptions::default().with_profile(self.profile)
+    }
 }
 
 /// Totals of the encoded updates.
@@ -139,8 +150,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let (totals, bytes_out) = match args.append {
         true => append(args, quiet)?,
         false => {
-            let mut writer =
-                Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
+            let mut writer = Writer::new(Counted::new(Output::create(&args.output)?), args.options());
             let totals = write(args, &mut writer, Places::new(args), quiet)?;
             (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?)
         }
@@ -185,7 +195,7 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     let places = Places::behind(args, file.updates().iter().map(|update| &update.header));
     let old_len = bytes.len() as u64;
     let write_on = || {
-        let mut writer = gcodec::file::append(path, EncodeOptions::default()).in_file(path)?;
+        let mut writer = gcodec::file::append(path, args.options()).in_file(path)?;
         let totals = write(args, &mut writer, places, quiet)?;
         let file = writer.finish().in_file(path)?;
         file.sync_all().in_file(path)?;

@@ -1,8 +1,16 @@
 //! Options that several commands share.
 
 use crate::fail::{Failure, InFile, Result};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gcodec::Limits;
+use gcodec::block::Profile;
 use std::path::{Path, PathBuf};
+
+/// Parser of profiles of the format. Completions offer their names.
+pub(crate) fn profiles() -> impl TypedValueParser<Value = Profile> {
+    let names = PossibleValuesParser::new(Profile::ALL.map(|(_, name)| name));
+    names.map(|name| Profile::from_name(&name).unwrap_or_default())
+}
 
 /// Limits on the memory that a stream may claim.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]

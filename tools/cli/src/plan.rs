@@ -84,6 +84,9 @@ pub(crate) fn explain(error: gcodec::Error, manifest: &Manifest) -> Failure {
         Error::Input(InputError { kind: InputErrorKind::NonFinite { .. }, .. }) => {
             "; --zero-non-finite replaces it with zero, and `--rule NAME=lossless` keeps the tensor's bits"
         }
+        Error::Input(InputError { kind: InputErrorKind::BeyondCore { .. }, .. }) => {
+            "; --profile full writes it"
+        }
         _ => "",
     };
     let mut failure = crate::stream::explain(error, Some(manifest));

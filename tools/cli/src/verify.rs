@@ -4,12 +4,12 @@ use crate::damage::Damage;
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{Opened, is_standard};
 use crate::learned::ModelArgs;
-use crate::options::{LimitArgs, check_one_stdin};
+use crate::options::{LimitArgs, check_one_stdin, profiles};
 use crate::output::{counted, human_bytes, print, printable, warn};
 use crate::progress::Progress;
 use crate::tensors::kind::{Kind, is_stream};
 use gcodec::Limits;
-use gcodec::block::ModelId;
+use gcodec::block::{ModelId, Profile};
 use gcodec::frame::UpdatePart;
 use gcodec::stream::{Body, Event, Finding, salvage};
 use gcodec_latent::{Error, Models, replace_codes};
@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The digests of a delta's base and result are not checked: `gcodec decode --base` does that.
+With --profile core, a stream that small readers cannot read is invalid; spec/core.md lists what they know.
 Latent codes are decoded by the models of --model. Without any, only their bytes are checked, and they
 count as not decoded.
 
@@ -36,6 +37,9 @@ pub(crate) struct Args {
     /// Streams; `-` is standard input
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
+    /// Also fail if a stream has more than this profile of the format: `core`, for small readers
+    #[arg(long, value_name = "NAME", value_parser = profiles(), default_value = "full")]
+    profile: Profile,
     #[command(flatten)]
     models: ModelArgs,
     #[command(flatten)]
@@ -56,6 +60,9 @@ pub(crate) struct Checked {
     /// Blocks of codes whose model is missing, and the model of the first.
     coded: u64,
     missing: Option<ModelId>,
+    /// The first thing that the core profile does not have, and its frame, unless any profile will do.
+    profile: Profile,
+    beyond_core: Option<(&'static str, u64)>,
 }
 
 /// Runs the command.
@@ -64,7 +71,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let (limits, models) = (args.limits.limits(), args.models.models()?);
     let mut failures: Vec<Failure> = Vec::new();
     for path in &args.inputs {
-        let (checked, damage) = match check(path, &models, &limits) {
+        let (checked, damage) = match check(path, args.profile, &models, &limits) {
             Ok(found) => found,
             Err(failure) => {
                 failures.push(failure);
@@ -84,6 +91,10 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
                 }
             }
         }
+        if let (Profile::Core, Some((what, frame))) = (args.profile, checked.beyond_core) {
+            let what = format_args!("not of the core profile: {what} in frame {frame}");
+            failures.push(Failure::invalid(what).in_file(path));
+        }
         if let Some(id) = checked.missing
             && !args.models.is_empty()
         {
@@ -97,11 +108,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     first.map_or(Ok(Outcome::Well), Err)
 }
 
-fn check(path: &Path, models: &Models, limits: &Limits) -> Result<(Checked, Damage)> {
+fn check(path: &Path, profile: Profile, models: &Models, limits: &Limits) -> Result<(Checked, Damage)> {
     match Opened::open(path)? {
-        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len(), models, limits),
+        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len(), profile, models, limits),
         Opened::Whole(input) => Err(not_a_stream(&input)),
-        Opened::Pipe(pipe) if is_stream(pipe.head()) => verify(pipe.into_reader(), 0, models, limits),
+        Opened::Pipe(pipe) if is_stream(pipe.head()) => {
+            verify(pipe.into_reader(), 0, profile, models, limits)
+        }
         Opened::Pipe(pipe) => Err(not_a_stream(pipe.head())),
     }
     .in_file(path)
@@ -145,10 +158,11 @@ impl Checked {
 pub(crate) fn verify(
     reader: impl Read,
     len: u64,
+    profile: Profile,
     models: &Models,
     limits: &Limits,
 ) -> Result<(Checked, Damage)> {
-    let mut checked = Checked::default();
+    let mut checked = Checked { profile, ..Checked::default() };
     let mut damage = Damage::default();
     let progress = Progress::new(len, "verifying", true);
     salvage(reader, limits, |finding| {
@@ -179,8 +193,11 @@ impl Checked {
                 self.segments += 1;
                 return true;
             }
+            Body::IndexSet(..) => return self.is_beyond(Some("an index set"), info.number),
+            Body::Model(_) => return self.is_beyond(Some("a model"), info.number),
             _ => return true,
         };
+        self.is_beyond(part.header.is_delta().then_some("a delta"), info.number);
         self.updates += u64::from(part.last);
         self.deltas += u64::from(part.last && part.header.is_delta());
         self.blocks += part.blocks.len() as u64;
@@ -200,7 +217,18 @@ impl Checked {
                 }
             }
         }
+        if sound && self.profile == Profile::Core && self.beyond_core.is_none() {
+            let beyond = (0..part.blocks.len()).map(|number| part.beyond_core(number, &part.budget()));
+            let first = beyond.filter_map(|what| what.ok().flatten()).next();
+            self.is_beyond(first, info.number);
+        }
         sound
+    }
+
+    /// Notes something that the core profile does not have; returns true.
+    fn is_beyond(&mut self, what: Option<&'static str>, frame: u64) -> bool {
+        self.beyond_core = self.beyond_core.or(what.map(|what| (what, frame)));
+        true
     }
 }
 

@@ -35,6 +35,50 @@ fn three_steps(dir: &Dir) -> (Vec<u8>, Vec<(String, usize, usize)>) {
 }
 
 #[test]
+fn the_profile_is_found_in_blocks_and_chosen_by_encode() {
+    let dir = Dir::new();
+    let encode = |args: &str| dir.well(&format!("encode {} {args}", worker(0)));
+    encode("-o full.gcu --codec natural");
+    encode("-o core.gcu --codec natural --profile core");
+    let profile = |file: &str| {
+        let report = json(&dir.well(&format!("inspect {file} --json")).stdout);
+        (report["profile"].clone(), report["beyond_core"].clone())
+    };
+    assert_eq!(profile("core.gcu"), ("core".into(), Value::Null));
+    assert_eq!(profile("full.gcu"), ("full".into(), "referenced integers".into()));
+    assert_eq!(profile(&worker(0)), (Value::Null, Value::Null), "a file of tensors has no profile");
+    assert!(dir.well("inspect core.gcu").out().contains("\n  profile: core\n"));
+    let both = dir.well("inspect core.gcu full.gcu").out();
+    assert!(both.contains("\n  profile: full, with referenced integers\n"), "{both}");
+    dir.well("verify core.gcu full.gcu");
+    dir.well("verify core.gcu --profile core");
+    let failed = dir.run("verify core.gcu full.gcu --profile core");
+    assert_eq!(failed.code, 3);
+    assert!(failed.err.contains("full.gcu: not of the core profile: referenced integers in frame 2"));
+    let decoded = |file: &str| {
+        dir.well(&format!("decode {file} -o {file}.safetensors"));
+        std::fs::read(dir.path(&format!("{file}.safetensors"))).unwrap()
+    };
+    assert!(decoded("core.gcu") == decoded("full.gcu"), "the profile changes no element");
+
+    // An update that cannot be written leaves the stream as it was.
+    let before = std::fs::read(dir.path("core.gcu")).unwrap();
+    for codec in ["demo", "powersgd"] {
+        let line = format!("encode {} -o core.gcu --codec {codec} --profile core --append", worker(1));
+        let refused = dir.run(&line);
+        assert_eq!(refused.code, 2, "{}", refused.err);
+        let why = "not in the core profile of the format";
+        assert!(refused.err.contains(why) && refused.err.contains("--profile full"), "{}", refused.err);
+        assert!(std::fs::read(dir.path("core.gcu")).unwrap() == before);
+    }
+    let delta = format!("encode {} -o d.gcu --codec delta --base {} --profile core", worker(0), worker(1));
+    assert!(dir.run(&delta).err.contains("not in the core profile of the format: a delta"));
+    assert!(!dir.path("d.gcu").exists());
+    dir.well(&format!("encode {} -o core.gcu --codec lossless --profile core --append", worker(1)));
+    dir.well("verify core.gcu --profile core");
+}
+
+#[test]
 fn the_overview_is_a_screen() {
     let dir = Dir::new();
     dumps(&dir);

@@ -8,6 +8,7 @@
 mod cases;
 mod dump;
 pub(crate) mod foreign;
+mod profile;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,12 +42,17 @@ pub(crate) fn run_all(args: &Args) -> Result<Outcome> {
     };
     let (gcodec, place) = (gcodec()?, readers::fresh("reference")?);
     let decoder = root().join("spec/reference/decoder.py");
-    let said = run(Command::new(&python)
-        .arg(&decoder)
-        .args(["--vectors", "--no-skips"])
-        .arg(root().join("spec/vectors")))?;
-    print!("vectors, with zstd: {}", String::from_utf8_lossy(&said));
+    for profile in ["full", "core"] {
+        let said = run(Command::new(&python)
+            .arg(&decoder)
+            .args(["--vectors", "--no-skips", "--profile", profile])
+            .arg(root().join("spec/vectors")))?;
+        print!("vectors, with zstd, {profile} profile: {}", String::from_utf8_lossy(&said));
+    }
     run(Command::new(&python).arg(root().join("spec/reference/test_decoder.py")))?;
+
+    let streams = profile::check(&gcodec, &python, &decoder, &place)?;
+    println!("{streams} streams of the core profile: a decoder of this profile alone gives the same bits");
 
     let cases = cases(args, &place)?;
     let uncovered = uncovered(&cases);

@@ -105,6 +105,7 @@ static void handles(void) {
     OK(gcodec_limits_default(&limits, &error));
     CHECK(gcodec_limits_default(NULL, NULL) == GCODEC_STATUS_INPUT);
     REFUSED(gcodec_encoder_new(0, 1, NULL, &error));
+    REFUSED(gcodec_encoder_new_core(0, 1, NULL, &error));
     REFUSED(gcodec_decoder_new(NULL, NULL, &error));
     REFUSED(gcodec_decoder_new((const gcodec_limits *)((char *)&limits + 1), &decoder, &error));
     REFUSED(gcodec_feedback_new(NULL, &error));

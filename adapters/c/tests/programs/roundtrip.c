@@ -186,6 +186,11 @@ static void delta(void) {
     CHECK(error.tensor == 0 && strstr(error.message, "\"w\""));
     update.base = base;
     update.base_count = 2;
+    gcodec_encoder *core;
+    OK(gcodec_encoder_new_core(0, 1, &core, &error));
+    REFUSED(gcodec_encoder_update(core, &update, &error)); /* no deltas */
+    CHECK(strstr(error.message, "core profile"));
+    gcodec_encoder_free(core);
     OK(gcodec_encoder_update(encoder, &update, &error));
     OK(gcodec_encoder_finish(encoder, &error));
     const uint8_t *bytes;

@@ -10,7 +10,7 @@ use crate::block::support::Support;
 use crate::block::values::Elements;
 use crate::block::views::{Grid, View, read_views};
 use crate::codes::{
-    Coder, Decoder, Entropy, PIECE, Role, count, log2, read_entropy_symbols, write_entropy_symbols,
+    Coder, Decoder, Entropy, PIECE, Profile, Role, count, log2, read_entropy_symbols, write_entropy_symbols,
     write_ints,
 };
 use crate::error::{Error, FormatErrorKind, Result};
@@ -38,6 +38,7 @@ pub(super) fn write(
     let plane = 1 + signs.as_bytes().len();
     if let Some(elements) = elements.filter(|e| may_be_predicted(e.support))
         && coder.entropy == Entropy::Auto
+        && coder.profile == Profile::Full
         && TRIED.contains(&in_memory(signs.len()))
     {
         let mark = coder.recorded();
@@ -87,6 +88,11 @@ fn coding(cursor: &mut Cursor<'_>) -> Result<u8> {
         known @ (PLANE | PREDICTED) => Ok(known),
         other => Err(Error::unsupported("coding of signs", other.into(), offset)),
     }
+}
+
+/// Returns the coding of the signs at the cursor, if it is not of the core profile.
+pub(super) fn beyond_core(cursor: &Cursor<'_>) -> Result<Option<&'static str>> {
+    Ok((cursor.clone().u8()? == PREDICTED).then_some("predicted signs"))
 }
 
 /// Skips `count` signs, as far as that needs no positions.

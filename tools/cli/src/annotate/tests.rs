@@ -489,12 +489,14 @@ fn other_frames_are_covered() {
         |value: &str| BTreeMap::from([("k".to_owned(), value.to_owned()), (String::new(), String::new())]);
     encoder.metadata(&mut out, &Metadata { entries: entries("short") });
     encoder.metadata(&mut out, &Metadata { entries: entries(&"long ".repeat(100)) });
-    encoder.model(&mut out, &Model::inline("raw", "tiny", vec![5; 1000]));
-    encoder.model(&mut out, &Model::inline("raw", "tiny", vec![5]));
-    encoder.model(
-        &mut out,
-        &Model { weights: Weights::At("https://example.org".into()), ..Model::inline("raw", "", vec![]) },
-    );
+    encoder.model(&mut out, &Model::inline("raw", "tiny", vec![5; 1000])).unwrap();
+    encoder.model(&mut out, &Model::inline("raw", "tiny", vec![5])).unwrap();
+    encoder
+        .model(
+            &mut out,
+            &Model { weights: Weights::At("https://example.org".into()), ..Model::inline("raw", "", vec![]) },
+        )
+        .unwrap();
     encoder.private(&mut out, gcodec::frame::FrameKind(0xf001), b"mine").unwrap();
     encoder.private(&mut out, gcodec::frame::FrameKind(0xf002), b"").unwrap();
     let block = |tensor, bytes| Block {

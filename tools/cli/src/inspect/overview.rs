@@ -7,6 +7,7 @@ use super::view;
 use super::{opaque, placement};
 use crate::output::{counted, human_bytes, printable, real};
 use crate::terminal::{Ink, Terminal, bar, fit, sparkline};
+use gcodec::block::Profile;
 use std::collections::{BTreeSet, HashMap};
 
 /// Most lines of updates, and of tensors.
@@ -171,7 +172,20 @@ fn head(reports: &[Report], rows: &[Row<'_>], terminal: &Terminal) -> Vec<String
         let width = terminal.width.saturating_sub(9 + more.len());
         lines.push(format!("  codec: {}{more}", fit(&printable(label), width)));
     }
+    lines.extend(profile(reports).map(|profile| fit(&format!("  profile: {profile}"), terminal.width)));
     lines
+}
+
+/// Names the profile of all streams, if they were read.
+fn profile(reports: &[Report]) -> Option<String> {
+    let streams = || reports.iter().filter(|report| report.version.is_some());
+    if streams().next().is_none() || streams().any(|report| report.profile.is_none()) {
+        return None;
+    }
+    Some(match streams().find_map(|report| report.beyond_core) {
+        None => Profile::Core.name().to_owned(),
+        Some(what) => format!("{}, with {what}", Profile::Full.name()),
+    })
 }
 
 /// Names a number or a range of numbers.

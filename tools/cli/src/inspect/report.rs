@@ -10,7 +10,7 @@ use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::Base;
 use crate::tensors::Labels;
-use gcodec::block::{Block, Values};
+use gcodec::block::{Block, Profile, Values};
 use gcodec::file::File;
 use gcodec::file::report::{self, Detail};
 use gcodec::frame::{TensorInfo, UpdateHeader, UpdatePart, VERSION_MAJOR};
@@ -119,6 +119,10 @@ pub(crate) struct Report {
     pub(crate) version: Option<Version>,
     pub(crate) segments: u64,
     pub(crate) has_index: bool,
+    /// Profile of the format, if every block was read and is valid.
+    pub(crate) profile: Option<&'static str>,
+    /// What the core profile does not have.
+    pub(crate) beyond_core: Option<&'static str>,
     /// Whether everything was read and is valid.
     pub(crate) ok: bool,
     pub(crate) frames: Vec<Frame>,
@@ -270,6 +274,7 @@ impl Report {
         report.take(found, wanted);
         let failure = read.err().map(Failure::from).or(damage.failure());
         report.ok = failure.is_none();
+        report.find_profile();
         report.whole = (!report.ok && report.version.is_some()).then(|| damage.summary());
         report.faults = damage.faults().to_vec();
         (report, failure)
@@ -295,6 +300,8 @@ impl Report {
             }
         }
         report.take_updates(&mut found, 0, wanted);
+        report.beyond_core = found.beyond_core;
+        report.find_profile();
         match damage.failure() {
             Some(failure) => Err(failure),
             None => Ok(report),
@@ -331,7 +338,7 @@ impl Report {
         self.kind = "gcodec";
         self.version = found.minor.map(|minor| Version { major: VERSION_MAJOR, minor });
         (self.bytes, self.segments, self.has_index) = (found.bytes, found.segments, found.has_index);
-        self.metadata = found.metadata;
+        (self.metadata, self.beyond_core) = (found.metadata, found.beyond_core);
         let frame = |frame: FrameInfo| Frame {
             number: frame.number,
             kind: frame.header.kind.to_string(),
@@ -346,6 +353,12 @@ impl Report {
             elements: row.elements,
         };
         self.manifests = found.manifests.into_iter().map(manifest).collect();
+    }
+
+    /// Names the profile of a stream without faults.
+    fn find_profile(&mut self) {
+        let profile = if self.beyond_core.is_some() { Profile::Full } else { Profile::Core };
+        self.profile = (self.ok && self.version.is_some()).then(|| profile.name());
     }
 
     /// Adds a definition that only this command lists.

@@ -14,7 +14,7 @@ const CUT: (usize, usize) = (1500, 9000);
 const LONG_CUT: (usize, usize) = (6000, 60_000);
 
 /// One codec of each family, with settings for small tensors.
-const FAMILIES: &[&str] = &[
+pub(super) const FAMILIES: &[&str] = &[
     "raw",
     "lossless",
     "topk:density=0.05",

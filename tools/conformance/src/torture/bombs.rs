@@ -147,7 +147,7 @@ fn zstd_metadata(n: u64) -> Vec<u8> {
 fn zstd_model(n: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
-    encoder.model(&mut out, &Model::inline("test/1", "zeros", vec![0; n as usize]));
+    encoder.model(&mut out, &Model::inline("test/1", "zeros", vec![0; n as usize])).expect("a model");
     encoder.finish(&mut out);
     out
 }

@@ -429,7 +429,7 @@ fn sets(n: u64) -> Result<Vec<u8>> {
 
 fn models(n: u64) -> Result<Vec<u8>> {
     frames(n, |encoder, out, i| {
-        encoder.model(out, &Model::inline("test/1", "none", i.to_le_bytes().repeat(50)));
+        encoder.model(out, &Model::inline("test/1", "none", i.to_le_bytes().repeat(50))).expect("a model");
         Ok(())
     })
 }

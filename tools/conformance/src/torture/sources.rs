@@ -44,7 +44,7 @@ fn every_kind() -> Result<Vec<u8>> {
     let mut metadata = Metadata::default();
     metadata.entries.insert("run".into(), "torture ".repeat(20));
     encoder.metadata(&mut out, &metadata);
-    encoder.model(&mut out, &Model::inline("test/1", "none", vec![5; 100]));
+    encoder.model(&mut out, &Model::inline("test/1", "none", vec![5; 100])).expect("a model");
     let mut step = 0;
     let mut put = |encoder: &mut Encoder, out: &mut Vec<u8>, blocks: &[(&Block, BlockOptions)]| {
         step += 1;

@@ -95,9 +95,12 @@ fn models(area: &mut Area) {
         weights_len: 1 << 40,
         weights: Weights::At("https://models.example/lgc.bin".to_owned()),
     };
-    area.valid("model-by-reference", "CNV-3 CAN-1", finished(|e, out| e.model(out, &at))).encoded();
+    area.valid("model-by-reference", "CNV-3 CAN-1", finished(|e, out| e.model(out, &at).expect("a model")))
+        .encoded();
     let inline = |weights: &[u8]| {
-        finished(|e, out| e.model(out, &Model::inline("gcodec-latent/1", "m", weights.to_vec())))
+        finished(|e, out| {
+            e.model(out, &Model::inline("gcodec-latent/1", "m", weights.to_vec())).expect("a model")
+        })
     };
     area.valid("model-inline", "MOD-1 CAN-1", inline(b"weights")).encoded();
     area.valid("model-inline-empty", "MOD-1", inline(b"")).encoded();

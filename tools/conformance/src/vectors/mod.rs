@@ -14,6 +14,7 @@ mod fuzz;
 mod ints;
 mod limits;
 mod manifest;
+mod profile;
 mod stream;
 mod sums;
 mod supports;
@@ -137,6 +138,10 @@ impl Vector {
         if self.tensors {
             out["tensors"] = json!({});
         }
+        let kind = self.error.map(|(kind, _)| kind);
+        if profile::is_core(&self.bytes, &describe::limits(&out), kind, &self.requirements) {
+            out["core"] = json!(true);
+        }
         match (describe::outcome(&out, &self.bytes), self.error) {
             (Ok((expected, tensors)), None) => {
                 out["expected"] = expected;
@@ -220,6 +225,7 @@ fn all() -> Result<Vec<Vector>> {
     area("supports", supports::add);
     area("values", values::add);
     area("ints", ints::add);
+    area("core", profile::add);
     area("delta", delta::add);
     area("sums", sums::add);
     area("limits", limits::add);
