@@ -89,7 +89,7 @@ const ALONE: usize = 20;
 
 /// Report of `diff`.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(crate) struct Report {
     equal: bool,
     /// Tensors in the order of A.
     tensors: Vec<TensorReport>,
@@ -130,7 +130,7 @@ struct Total {
 
 impl Report {
     /// Compares two files. Where a file has no names, one tensor on each side form a pair.
-    fn new(
+    pub(crate) fn new(
         a: &Side<'_>,
         b: &Side<'_>,
         prefixes: &Prefixes,

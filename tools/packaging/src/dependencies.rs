@@ -29,8 +29,16 @@ const PERMISSIVE: &[&str] = &[
 const IN_TOOLS: &[&str] = &["MPL-2.0"];
 
 /// Packages that a user builds or installs; the rest of the workspace are tools, studies and examples.
-const SHIPPED: &[&str] =
-    &["gcodec", "gcodec-c", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python", "gcodec-store"];
+const SHIPPED: &[&str] = &[
+    "gcodec",
+    "gcodec-c",
+    "gcodec-cli",
+    "gcodec-cuda",
+    "gcodec-latent",
+    "gcodec-python",
+    "gcodec-store",
+    "gcodec-web",
+];
 
 /// Packages in two versions: `object_store` takes one; its `crc-fast`, `ratatui` or `ring` the other. Without
 /// `ring`, TLS would take aws-lc, a C library that takes minutes to compile.

@@ -9,6 +9,7 @@ pub mod programs;
 pub mod python;
 pub mod release;
 pub mod site;
+pub mod web;
 
 use std::path::{Path, PathBuf};
 

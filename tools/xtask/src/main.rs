@@ -10,7 +10,7 @@ mod test;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gcodec_packaging::{c, dependencies, links, peers, python, release, site};
+use gcodec_packaging::{c, dependencies, links, peers, python, release, site, web};
 use programs::Forwarded;
 
 #[derive(Parser)]
@@ -47,6 +47,8 @@ enum Task {
     Release(release::Args),
     /// Builds the site of all pages and references, and checks its links.
     Site(site::Args),
+    /// Builds the page of `inspect` and the package for npm, and tests them in a browser and in node.
+    Web(web::Args),
     /// Compares the reference decoder with the library on files that the command line writes.
     #[command(disable_help_flag = true)]
     Reference(Forwarded),
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
         Task::Python => python::test().map(|()| end(true)),
         Task::Release(args) => release::check(&args).map(end),
         Task::Site(args) => site::build(&args),
+        Task::Web(args) => web::run_task(&args),
         Task::Engines => python::engines().map(|()| end(true)),
         Task::Reference(args) => args.run("reference"),
         Task::Foreign(args) => foreign::run(&args).map(|()| end(true)),

@@ -132,6 +132,7 @@ const TESTS: &[Step] = &[
     // `tests/properties/layering.rs` holds the code to fixed widths and byte order everywhere.
     Step { need: Need::Minutes, ..task("foreign machines", &["foreign"]) },
     task("C and C++ programs", &["c"]),
+    task("page of inspect, package for npm", &["web"]),
     task("kaitai", &["kaitai"]),
     task("wireshark", &["wireshark"]),
     Step {

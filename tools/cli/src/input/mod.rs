@@ -12,7 +12,7 @@ use std::ops::{Deref, Range};
 use std::path::Path;
 
 /// Most bytes to read from a pipe or unpack from an archive, unless the caller passes a limit.
-pub(crate) const DEFAULT_MAX_BYTES: u64 = 16 << 30;
+pub(crate) const DEFAULT_MAX_BYTES: u64 = if usize::BITS < 64 { 1 << 30 } else { 16 << 30 };
 
 /// Most bytes of a pipe that are read at once to tell its kind.
 const HEAD_BYTES: usize = 4096;

@@ -42,7 +42,8 @@ impl Ranges {
 
     /// Reads a range, which lies in the file.
     fn read(&self, range: Range<u64>) -> Vec<u8> {
-        let mut bytes = vec![0; (range.end - range.start) as usize];
+        // More than a 32-bit machine has is refused as such, not cut.
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
         self.fill(range.start, &mut bytes);
         bytes
     }

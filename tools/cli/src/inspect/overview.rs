@@ -28,7 +28,7 @@ const ODD_IN_RUN: f64 = 4.0;
 const FEWEST: usize = 3;
 
 /// An update, its file, and what is odd about it.
-pub(super) struct Row<'a> {
+pub(crate) struct Row<'a> {
     pub(super) report: &'a Report,
     pub(super) update: &'a Update,
     pub(super) flags: Vec<(Ink, String)>,
@@ -60,7 +60,7 @@ pub(crate) fn render(reports: &[Report], tensors: &[Tensor], terminal: &Terminal
 }
 
 /// `short`: whether flags must be short.
-pub(super) fn rows(reports: &[Report], short: bool) -> Vec<Row<'_>> {
+pub(crate) fn rows(reports: &[Report], short: bool) -> Vec<Row<'_>> {
     let all = || reports.iter().flat_map(|report| report.updates.iter().map(move |update| (report, update)));
     let mut at_step: HashMap<(u64, u64), Vec<f64>> = HashMap::new();
     let mut in_run: HashMap<u64, Vec<f64>> = HashMap::new();
@@ -392,7 +392,7 @@ fn costs(tensors: &[Tensor], terminal: &Terminal) -> Vec<String> {
 }
 
 /// Says what is odd, and which command shows it.
-pub(super) fn advice(reports: &[Report], rows: &[Row<'_>], tensors: &[Tensor]) -> Vec<(Ink, String)> {
+pub(crate) fn advice(reports: &[Report], rows: &[Row<'_>], tensors: &[Tensor]) -> Vec<(Ink, String)> {
     let mut advice = Vec::new();
     for report in reports.iter().filter(|r| !r.faults.is_empty()) {
         let whole = report.whole.as_deref().unwrap_or_default();

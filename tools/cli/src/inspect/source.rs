@@ -5,7 +5,7 @@ use super::tensor::Tensor;
 use super::update::Update;
 use crate::fail::{Failure, InFile, Result};
 use crate::files;
-use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
+use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, Section, is_standard};
 use crate::options::is_wanted;
 use crate::order;
 use crate::origin::Origin;
@@ -17,6 +17,7 @@ use gcodec::Limits;
 use gcodec::file::File;
 use gcodec::reduce::stats::StatsOptions;
 use rayon::prelude::*;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 /// Returns the files of the arguments, in the order of the numbers in their names: a folder stands for the
@@ -83,7 +84,10 @@ fn of_bytes(
     limits: &Limits,
 ) -> Result<(Report, Option<Failure>)> {
     match kind::of_file(path, &input)? {
-        Kind::Stream => Ok(of_stream(&input, wanted, limits)),
+        Kind::Stream => Ok(match input.held() {
+            Some(bytes) => of_stream(bytes, wanted, limits),
+            None => Report::of(BufReader::new(Section::from(&input)), input.len(), wanted, limits),
+        }),
         kind => {
             let mut bytes = input.len();
             let name = if kind == Kind::Shards { shards::kind_name(&input) } else { kind.name() };

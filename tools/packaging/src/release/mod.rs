@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::programs::{run, succeeds};
-use crate::{Result, dependencies, links, root};
+use crate::{Result, dependencies, links, root, web};
 
 /// Options of the task.
 #[derive(clap::Args)]
@@ -48,6 +48,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("documentation of the crates", |_| crates::documentation()),
     ("cargo publish, dry run", |_| crates::publish()),
     ("cargo semver-checks", |_| crates::semver()),
+    ("page of inspect, package for npm", |_| page()),
     ("wheel and sdist", wheel::check),
 ];
 
@@ -81,6 +82,13 @@ fn fine(text: impl Into<String>) -> Result<Found> {
 
 fn passed(passed: bool, what: &str) -> Result<Found> {
     if passed { fine("none is wrong") } else { Err(what.into()) }
+}
+
+fn page() -> Result<Found> {
+    match web::missing_target() {
+        Some(missing) => Ok(Found::Skipped(missing)),
+        None => fine(format!("both are in {}", web::build()?.display())),
+    }
 }
 
 fn read(path: &str) -> Result<String> {

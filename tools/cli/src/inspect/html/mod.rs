@@ -51,7 +51,7 @@ fn escape(text: &str) -> String {
 }
 
 /// Formats the page of files: `tensors` are added up over all updates.
-pub(super) fn render(reports: &[Report], tensors: &[Tensor], losses: Option<&Losses>) -> String {
+pub(crate) fn render(reports: &[Report], tensors: &[Tensor], losses: Option<&Losses>) -> String {
     let rows = overview::rows(reports, false);
     let mut order: Vec<&Tensor> = tensors.iter().collect();
     order.sort_by(|a, b| b.bits().total_cmp(&a.bits()));
