@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -36,6 +36,27 @@ impl Map {
         // depend on reading a byte twice with the same result.
         unsafe { Mmap::map(file) }.map(Self)
     }
+
+    /// Takes the pages of a range of bytes out of this process's memory, so that what was read does not add to
+    /// what was decoded. They stay in the system's cache, from which the next access gets them. Does nothing
+    /// on other systems than Linux.
+    pub fn forget(&self, range: Range<u64>) {
+        #[cfg(target_os = "linux")]
+        {
+            let len = self.0.len() as u64;
+            let range = range.start.min(len)..range.end.min(len);
+            if range.is_empty() {
+                return;
+            }
+            let (start, len) = (range.start as usize, (range.end - range.start) as usize);
+            // SAFETY: the map is shared and read-only, so the pages have nothing that is not in the file, and
+            // a later access, also of another thread meanwhile, reads it again. It is only advice: an error
+            // changes nothing.
+            let _ = unsafe { self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
+    }
 }
 
 impl Deref for Map {
@@ -55,5 +76,11 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         assert_eq!(*Map::open(&path).unwrap(), *std::fs::read(&path).unwrap());
         assert!(Map::open(Path::new("/nonexistent")).is_err());
+        let map = Map::open(&path).unwrap();
+        let first = map[0];
+        for range in [0..u64::MAX, 5..6, 5000..5001, u64::MAX..u64::MAX, Range { start: 9, end: 3 }] {
+            map.forget(range);
+            assert_eq!((map[0], &*map), (first, &*std::fs::read(&path).unwrap()));
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::File;
+use super::open::UpdateEntry;
 use crate::arch::{pages, threads};
 use crate::block::{RawBlock, SupportId, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
@@ -51,7 +52,8 @@ impl File<'_> {
     /// checked. After an error the places have arbitrary contents.
     ///
     /// `base`: as for [`File::pieces`]. A delta is decoded as whole tensors, whose elements are then copied,
-    /// and so are tensors that sparse blocks change.
+    /// and so are tensors that sparse blocks change. `read`: is called with the place in the file of each
+    /// block that was decoded and is not needed any more ([`Map::forget`](crate::file::Map::forget)).
     ///
     /// # Memory
     /// One block per thread, unless all of it goes to one place.
@@ -65,6 +67,7 @@ impl File<'_> {
         update: usize,
         places: &mut [Place<'_>],
         base: &BTreeMap<String, TensorView<'_>>,
+        read: &(dyn Fn(Range<u64>) + Sync),
     ) -> Result<()> {
         let entry = self.entry(update)?;
         let infos = entry.manifest.tensors();
@@ -75,7 +78,7 @@ impl File<'_> {
         }
         let of_blocks = match entry.header.is_delta() {
             true => BTreeSet::new(),
-            false => self.fill_from_blocks(update, places, &elements, &wanted)?,
+            false => self.fill_from_blocks(entry, (places, &elements), &wanted, read)?,
         };
         let is_left = |tensor: usize| !wanted[tensor].is_empty() && !of_blocks.contains(&tensor);
         let left: BTreeSet<&str> =
@@ -109,6 +112,7 @@ impl File<'_> {
         update: usize,
         wanted: &[(u64, Range<u64>)],
         base: &BTreeMap<String, TensorView<'_>>,
+        read: &(dyn Fn(Range<u64>) + Sync),
     ) -> Result<Vec<Vec<u8>>> {
         let infos = self.entry(update)?.manifest.tensors();
         let mut all = 0u64;
@@ -128,19 +132,18 @@ impl File<'_> {
         let mut places: Vec<Place<'_>> = places
             .map(|((tensor, range), data)| Place { tensor: *tensor, start: range.start, data })
             .collect();
-        self.fill(update, &mut places, base)?;
+        self.fill(update, &mut places, base, read)?;
         Ok(buffers)
     }
 
     /// Fills the places of the tensors whose elements are all in dense blocks, and returns these tensors.
     fn fill_from_blocks(
         &self,
-        update: usize,
-        places: &mut [Place<'_>],
-        elements: &[Range<u64>],
+        entry: &UpdateEntry,
+        (places, elements): (&mut [Place<'_>], &[Range<u64>]),
         wanted: &[Vec<Range<u64>>],
+        read: &(dyn Fn(Range<u64>) + Sync),
     ) -> Result<BTreeSet<usize>> {
-        let entry = self.entry(update)?;
         let infos = entry.manifest.tensors();
         let parts = self.parts_of_elements(entry, wanted)?;
         let mut rests: Vec<Rest<'_>> = places
@@ -154,8 +157,8 @@ impl File<'_> {
         let mut by_tensor: Vec<Vec<usize>> = vec![Vec::new(); infos.len()];
         rests.iter().enumerate().for_each(|(number, rest)| by_tensor[rest.tensor].push(number));
         let mut jobs = Vec::new();
-        for (part, read) in parts.iter().enumerate() {
-            let blocks = read.blocks.iter().enumerate().filter(|(_, raw)| gives_all(raw));
+        for (part, unchecked) in parts.iter().enumerate() {
+            let blocks = unchecked.part.blocks.iter().enumerate().filter(|(_, raw)| gives_all(raw));
             for (block, raw) in blocks {
                 let pieces = pieces_of(raw, &by_tensor, &mut rests);
                 if !pieces.is_empty() {
@@ -166,7 +169,7 @@ impl File<'_> {
         let mut whole: BTreeSet<usize> =
             (0..infos.len()).filter(|&tensor| !wanted[tensor].is_empty()).collect();
         // A block that adds to elements, or has few of them, changes what the others give.
-        let others = parts.iter().flat_map(|part| &part.blocks).filter(|raw| !gives_all(raw));
+        let others = parts.iter().flat_map(|unchecked| &unchecked.part.blocks).filter(|raw| !gives_all(raw));
         for raw in others {
             let (first, tensors) = (in_memory(raw.scope.first()), raw.space.lens.len());
             (first..first + tensors).for_each(|tensor| _ = whole.remove(&tensor));
@@ -174,7 +177,15 @@ impl File<'_> {
         for rest in rests.iter().filter(|rest| !rest.elements.is_empty()) {
             whole.remove(&rest.tensor);
         }
-        let filled = threads::each(jobs.into_iter(), |job| job.run(&parts));
+        let filled = threads::each(jobs.into_iter(), |job| {
+            let unchecked = &parts[job.part];
+            let raw = &unchecked.part.blocks[job.block];
+            let place = raw.offset..raw.offset + raw.len;
+            unchecked.check(job.block, self.slice(raw.offset, raw.len)?)?;
+            job.run(&unchecked.part)?;
+            read(place);
+            Ok(())
+        });
         filled.into_iter().collect::<Result<Vec<()>>>()?;
         Ok(whole)
     }
@@ -182,8 +193,7 @@ impl File<'_> {
 
 impl Job<'_> {
     /// Decodes the block.
-    fn run(mut self, parts: &[UpdatePart<'_>]) -> Result<()> {
-        let part = &parts[self.part];
+    fn run(mut self, part: &UpdatePart<'_>) -> Result<()> {
         let (raw, budget) = (&part.blocks[self.block], part.budget());
         let dtype = raw.space.dtype;
         let sizes = raw.space.lens.iter().map(|&len| dtype.bytes_for(len).unwrap_or(u64::MAX));
@@ -282,7 +292,7 @@ fn copy_common(from: &[u8], start: u64, info: &TensorInfo, to_start: u64, to: &m
 }
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::compress::{Input, Options, compress, deltas};
@@ -388,8 +398,8 @@ mod tests {
                     let piece = piece.unwrap();
                     whole[piece.tensor as usize].extend(piece.data);
                 }
-                let found = pool.install(|| file.elements(last, &ranges(), &none)).unwrap();
-                assert_eq!(found, file.elements(last, &ranges(), &none).unwrap());
+                let found = pool.install(|| file.elements(last, &ranges(), &none, &|_| ())).unwrap();
+                assert_eq!(found, file.elements(last, &ranges(), &none, &|_| ()).unwrap());
                 for ((tensor, range), found) in ranges().into_iter().zip(found) {
                     let bits = if tensor == 7 { 4 } else { 32 };
                     let bytes = range.start as usize * bits / 8..(range.end as usize * bits).div_ceil(8);
@@ -411,7 +421,15 @@ mod tests {
         };
         bytes[middle] ^= 1;
         let file = File::open(&bytes, all).unwrap();
-        let read = |range| file.elements(0, &[(0, range)], &none).map_err(|e| e.name());
+        let read = |range| file.elements(0, &[(0, range)], &none, &|_| ()).map_err(|e| e.name());
+        let places = Mutex::new(Vec::new());
+        let note = |place: Range<u64>| places.lock().unwrap().push(place);
+        file.elements(0, &[(0, 0..301)], &none, &note).unwrap();
+        let blocks = file.parts(0, |name| name == "t0");
+        assert_eq!(blocks.unwrap_err().name(), "checksum_mismatch");
+        let mut places = places.into_inner().unwrap();
+        places.sort_by_key(|place| place.start);
+        assert!(places.len() == 2 && places[1].end <= middle as u64 && places[0].end == places[1].start);
         assert!(read(0..600).is_ok() && read(900..5000).is_ok());
         for damaged in [599..601, 899..900, 0..5000] {
             assert_eq!(read(damaged), Err("checksum_mismatch"));
@@ -432,7 +450,7 @@ mod tests {
             let mut bytes = bytes.clone();
             bytes[offset + bit / 8] ^= 1 << (bit % 8);
             let file = File::open(&bytes, Limits::default()).unwrap();
-            let read = file.elements(0, &[(0, 600..900)], &none);
+            let read = file.elements(0, &[(0, 600..900)], &none, &|_| ());
             assert!(read.is_err() || &read.unwrap()[0] == expected, "bit {bit}");
         }
     }
@@ -444,7 +462,7 @@ mod tests {
         let file = File::open(&bytes, Limits::default()).unwrap();
         let fill = |tensor, start, len: usize| {
             let data = &mut vec![0; len][..];
-            file.fill(0, &mut [Place { tensor, start, data }], &none).map_err(|e| e.name())
+            file.fill(0, &mut [Place { tensor, start, data }], &none, &|_| ()).map_err(|e| e.name())
         };
         assert_eq!((fill(1, 0, 12), fill(1, 1, 8), fill(7, 1200, 1)), (Ok(()), Ok(()), Ok(())));
         for (tensor, start, len) in [
@@ -461,10 +479,10 @@ mod tests {
         }
         let (backwards, outside) = (Range { start: 2, end: 1 }, 0..4);
         for range in [backwards, outside] {
-            assert_eq!(file.elements(0, &[(1, range)], &none).unwrap_err().name(), "input");
+            assert_eq!(file.elements(0, &[(1, range)], &none, &|_| ()).unwrap_err().name(), "input");
         }
-        assert_eq!(file.elements(1, &[], &none).unwrap_err().name(), "input");
+        assert_eq!(file.elements(1, &[], &none, &|_| ()).unwrap_err().name(), "input");
         let small = File::open(&bytes, Limits::default().with_max_alloc_bytes(5000)).unwrap();
-        assert_eq!(small.elements(0, &[(0, 0..2000)], &none).unwrap_err().name(), "limit");
+        assert_eq!(small.elements(0, &[(0, 0..2000)], &none, &|_| ()).unwrap_err().name(), "limit");
     }
 }

@@ -53,6 +53,22 @@ impl<'n> Needs<'n> {
 /// The needed blocks of a part: number, bytes, and offset of each.
 type Located<'a> = Vec<(usize, &'a [u8], u64)>;
 
+/// A part whose blocks have not been compared with their checksums, and these.
+pub(super) struct Unchecked<'a> {
+    pub(super) part: UpdatePart<'a>,
+    /// The checksum of each block; none if the blocks were compared before.
+    crcs: Vec<u32>,
+}
+
+impl Unchecked<'_> {
+    /// Compares a block, whose bytes these are, with its checksum.
+    pub(super) fn check(&self, block: usize, bytes: &[u8]) -> Result<()> {
+        let Some(&crc) = self.crcs.get(block) else { return Ok(()) };
+        let offset = self.part.blocks.get(block).map_or(0, |raw| raw.offset);
+        check_crc(crc, crc32(bytes), offset).map_err(|e| self.part.place(e, block))
+    }
+}
+
 impl<'a> File<'a> {
     /// Reads the parts of an update with the blocks that contain tensors marked in `wanted`.
     pub(super) fn wanted_parts(
@@ -60,39 +76,43 @@ impl<'a> File<'a> {
         entry: &UpdateEntry,
         wanted: Vec<bool>,
     ) -> impl Iterator<Item = Result<UpdatePart<'a>>> {
-        self.needed_parts(entry, Needs::new(needed(entry, wanted), None))
+        let needs = Needs::new(needed(entry, wanted), None);
+        self.needed_parts(entry, needs, true).map(|part| Ok(part?.part))
     }
 
     /// Reads the parts of an update that is no delta, with the blocks that contain some of these elements of
-    /// each tensor.
+    /// each tensor. Their checksums are left to the caller.
     pub(super) fn parts_of_elements(
         &self,
         entry: &UpdateEntry,
         elements: &[Vec<Range<u64>>],
-    ) -> Result<Vec<UpdatePart<'a>>> {
+    ) -> Result<Vec<Unchecked<'a>>> {
         let tensors = elements.iter().map(|ranges| !ranges.is_empty()).collect();
-        self.needed_parts(entry, Needs::new(tensors, Some(elements))).collect()
+        self.needed_parts(entry, Needs::new(tensors, Some(elements)), false).collect()
     }
 
     fn needed_parts<'n>(
         &self,
         entry: &UpdateEntry,
         needs: Needs<'n>,
-    ) -> impl Iterator<Item = Result<UpdatePart<'a>>> + use<'a, 'n, '_> {
+        check: bool,
+    ) -> impl Iterator<Item = Result<Unchecked<'a>>> + use<'a, 'n, '_> {
         let mut order = BlockOrder::default();
         let numbers = entry.parts.clone();
         let end = numbers.end;
-        numbers.map(move |number| self.part(number, number + 1 == end, &needs, &mut order))
+        numbers.map(move |number| self.part(number, number + 1 == end, &needs, &mut order, check))
     }
 
-    /// Reads the needed blocks of a part. The others must be where the index says.
+    /// Reads the needed blocks of a part, and compares them with their checksums if `check`. The others must be
+    /// where the index says.
     fn part(
         &self,
         number: usize,
         last: bool,
         needs: &Needs<'_>,
         order: &mut BlockOrder,
-    ) -> Result<UpdatePart<'a>> {
+        check: bool,
+    ) -> Result<Unchecked<'a>> {
         let part = &self.parts[number];
         let indexed = match &part.listed {
             Listed::ByIndex(indexed) => indexed,
@@ -101,29 +121,28 @@ impl<'a> File<'a> {
                 read.blocks.retain(|raw| {
                     needs.touches(raw.scope.first(), raw.scope.tensors()) && needs.has(raw.scope, raw.add)
                 });
-                return Ok(read);
+                return Ok(Unchecked { part: read, crcs: Vec::new() });
             }
         };
         let head = self.head(part.offset, indexed).map_err(|e| e.in_frame(part.frame))?;
         let mut blocks = Vec::new();
-        let located = self.locate(part, indexed, needs, order, &mut blocks);
-        // Checksums take a large part of the time of reading, so threads share them.
-        let checked = threads::each(blocks.iter(), |&(number, bytes, at)| {
-            let block = &indexed.blocks[number];
-            let place = |e: Error| e.in_frame(part.frame).in_block(number as u64).in_tensor(block.first);
-            check_crc(block.crc, crc32(bytes), at).map_err(place)
-        });
-        checked.into_iter().collect::<Result<Vec<()>>>()?;
-        located?;
-        let blocks: Vec<(&[u8], u64)> = blocks.into_iter().map(|(_, bytes, at)| (bytes, at)).collect();
-        let body_offset = part.offset + HEADER_LEN as u64;
-        let mut read =
+        let mut read = self.locate(part, indexed, needs, order, &mut blocks).and_then(|()| {
+            let blocks: Vec<(&[u8], u64)> = blocks.iter().map(|&(_, bytes, at)| (bytes, at)).collect();
+            let body_offset = part.offset + HEADER_LEN as u64;
             UpdatePart::read_blocks(head, body_offset, &blocks, last, self.limits(), &self.sets, |id| {
                 self.manifests.get(&id).map(Arc::clone)
             })
-            .map_err(|e| e.in_frame(part.frame))?;
-        read.frame = Some(part.frame);
-        Ok(read)
+            .map_err(|e| e.in_frame(part.frame))
+        });
+        // Of a block that cannot be read, its checksum says what is wrong.
+        if check || read.is_err() {
+            check_blocks(part, indexed, &blocks)?;
+        }
+        if let Ok(read) = &mut read {
+            read.frame = Some(part.frame);
+        }
+        let crcs = blocks.iter().filter(|_| !check).map(|(number, ..)| indexed.blocks[*number].crc).collect();
+        Ok(Unchecked { part: read?, crcs })
     }
 
     /// Adds the needed blocks of a part, up to the first block with an error.
@@ -173,6 +192,17 @@ impl<'a> File<'a> {
         read.frame = Some(part.frame);
         Ok(read)
     }
+}
+
+/// Compares blocks of a part with their checksums. These take a large part of the time of reading, so threads
+/// share them.
+fn check_blocks(part: &PartEntry, indexed: &IndexedUpdate, blocks: &Located<'_>) -> Result<()> {
+    let checked = threads::each(blocks.iter(), |&(number, bytes, at)| {
+        let block = &indexed.blocks[number];
+        let place = |e: Error| e.in_frame(part.frame).in_block(number as u64).in_tensor(block.first);
+        check_crc(block.crc, crc32(bytes), at).map_err(place)
+    });
+    checked.into_iter().collect()
 }
 
 /// Marks the tensors that share a digest with a wanted one, too: their blocks are needed.

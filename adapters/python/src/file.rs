@@ -1,6 +1,7 @@
 //! Random access to finished streams.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -215,7 +216,10 @@ impl File {
             shapes.push((dtype, shape));
         }
         let found = threads::run(py, || {
-            let buffers = file.elements(number, &ranges, &BTreeMap::new())?.into_iter().zip(shapes);
+            let buffers = file
+                .elements(number, &ranges, &BTreeMap::new(), &|range| self.forget(range))?
+                .into_iter()
+                .zip(shapes);
             buffers
                 .map(|(data, (dtype, shape))| TensorBuf::new(dtype, shape, data).map(Tensor::of))
                 .collect::<gcodec::Result<Vec<_>>>()
@@ -249,7 +253,7 @@ impl File {
                     data: writable.bytes(),
                 })
                 .collect();
-            file.fill(number, &mut places, &BTreeMap::new())
+            file.fill(number, &mut places, &BTreeMap::new(), &|range| self.forget(range))
         })?;
         filled.map_err(|e| self.raise(py, number, e))
     }
@@ -265,6 +269,13 @@ impl File {
             Some((tensor, info.dtype, &*info.shape))
         });
         found.ok_or_else(|| errors::input(py, &format!("the file has no tensor {name:?}")))
+    }
+
+    /// Takes what was read out of this process's memory, if the file is mapped.
+    fn forget(&self, range: Range<u64>) {
+        if let Source::Mapped(map) = self.opened.borrow_owner() {
+            map.forget(range);
+        }
     }
 
     fn raise(&self, py: Python<'_>, number: usize, error: gcodec::Error) -> PyErr {

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 
 GUIDE = ROOT / "docs/python.md"
@@ -54,8 +55,12 @@ def test_the_first_lines_of_the_packages_own_page(gradient: np.ndarray) -> None:
 
 def test_the_page_on_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for program in blocks(ROOT / "docs/checkpoints.md")[:1]:
-        exec(compile(program, "docs/checkpoints.md", "exec"), {})
+    program, transformers, distributed = blocks(ROOT / "docs/checkpoints.md")
+    exec(compile(program, "docs/checkpoints.md", "exec"), {})
+    # tests/engines has the models of transformers.
+    assert transformers.startswith("# transformers\n") and distributed.startswith("# distributed\n")
+    exec(compile(distributed, "docs/checkpoints.md", "exec"), {"state": {"w": torch.ones(3), "step": 4}})
+    assert (tmp_path / "checkpoint" / "__0_0.gcu").exists()
 
 
 def lines(name: str, tmp_path: Path, commands: Iterable[list[str]], prefix: str) -> list[str]:

@@ -14,15 +14,20 @@ from gcodec._tensors.libraries import framework_of
 
 
 @contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """Gives a path beside another, to which the file there is renamed once it was written without error."""
+def written(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Gives a path beside another, to which the file there is renamed once it was written without
+    error.
+
+    sync: whether it is on the disk by then.
+    """
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with made.open("xb"):
         pass
     try:
         yield made
-        with made.open("rb") as file:
-            os.fsync(file.fileno())
+        if sync:
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
         made.replace(path)
     except BaseException:
         made.unlink(missing_ok=True)

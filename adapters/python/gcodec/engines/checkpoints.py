@@ -1,18 +1,14 @@
-"""Checkpoints in safetensors files."""
+"""Checkpoints in model folders."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from gcodec.errors import InputError
+from gcodec._tensors.folders import weight_files
+from gcodec.loading import load_file
 
 
 def checkpoint(folder: str) -> dict[str, Any]:
-    """Returns the tensors of a folder's safetensors files, by name, as PyTorch tensors on the host."""
-    from safetensors.torch import load_file
-
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise InputError(f"{folder} has no safetensors files: give the folder of the checkpoint that is loaded")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    """Returns the weights of a model folder, of safetensors files or their streams, by name, as PyTorch tensors on
+    the host."""
+    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}

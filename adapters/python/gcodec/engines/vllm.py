@@ -31,6 +31,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch, load_checkpoint_weight_patches
 
+import gcodec.vllm
 from gcodec.engines.checkpoints import checkpoint
 from gcodec.engines.sources import read_stream
 from gcodec.errors import InputError
@@ -43,11 +44,12 @@ BACKEND = "gcodec"
 
 
 def register() -> None:
-    """Registers both engines; vLLM calls it through the entry point, in each of its processes."""
+    """Registers both engines, and the loader of `gcodec.vllm`; vLLM calls it through the entry point, in each of its processes."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "gcodec.engines.vllm", "GcodecEngine")
     if BACKEND not in WeightTransferTrainerFactory._registry:
         WeightTransferTrainerFactory.register_engine(BACKEND, "gcodec.engines.vllm", "GcodecTrainer")
+    gcodec.vllm.register()
 
 
 @dataclass
