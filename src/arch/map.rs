@@ -37,9 +37,9 @@ impl Map {
         unsafe { Mmap::map(file) }.map(Self)
     }
 
-    /// Takes the pages of a range of bytes out of this process's memory, so that what was read does not add to
-    /// what was decoded. They stay in the system's cache, from which the next access gets them. Does nothing
-    /// on other systems than Linux.
+    /// Takes the pages of a range of bytes out of this process's memory, so that what was read does not add
+    /// to what was decoded. They stay in the system's cache, from which the next access gets them. Does
+    /// nothing on other systems than Linux.
     pub fn forget(&self, range: Range<u64>) {
         #[cfg(target_os = "linux")]
         {

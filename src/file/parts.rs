@@ -103,8 +103,8 @@ impl<'a> File<'a> {
         numbers.map(move |number| self.part(number, number + 1 == end, &needs, &mut order, check))
     }
 
-    /// Reads the needed blocks of a part, and compares them with their checksums if `check`. The others must be
-    /// where the index says.
+    /// Reads the needed blocks of a part, and compares them with their checksums if `check`. The others
+    /// must be where the index says.
     fn part(
         &self,
         number: usize,

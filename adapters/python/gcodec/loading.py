@@ -28,6 +28,7 @@ from gcodec._tensors.dlpack import convert
 from gcodec._tensors.libraries import framework_of
 from gcodec._tensors.refusals import refusal
 from gcodec._tensors.saving import check_rows, written
+from gcodec._tensors.slots import Slots
 from gcodec.errors import InputError
 from gcodec.limits import Limits
 from gcodec.stream import Writer
@@ -115,24 +116,33 @@ class safe_open:  # noqa: N801
                 elements and is returned.
         """
         if out is not None:
-            self._fill(name, out)
+            self._fill({name: out})
             return out
         if self._other is not None:
             return self._placed(self._other.get_tensor(name))
         return self._decoded([name])[0]
 
-    def get_tensors(self) -> dict[str, Any]:
-        """Returns all tensors by name, in the order of the file."""
+    def get_tensors(self, *, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns all tensors by name, in the order of the file.
+
+        Args:
+            out: tensors of PyTorch, such as those of a `state_dict`, which get the elements of the tensors of
+                these names; as for `get_tensor`. Only they are returned.
+        """
+        if out is not None:
+            self._fill(out)
+            return dict(out)
         if self._other is not None:
             return {name: self.get_tensor(name) for name in self._other.offset_keys()}
-        out: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         for names in self._batches(list(self._opened()), self._most):
-            out.update(zip(names, self._decoded(names), strict=True))
-        return out
+            found.update(zip(names, self._decoded(names), strict=True))
+        return found
 
     def items(self, names: list[str] | None = None) -> Iterator[tuple[str, Any]]:
         """Yields names and tensors one after another, in the order of the file or of `names`: for models that
-        copy them. The next ones are decoded meanwhile, within the memory of the largest tensor."""
+        copy them. The next ones are decoded meanwhile, within the memory of the largest tensor or 32 MiB for
+        each thread. The memory of tensors to which nothing refers any more is used again."""
         if self._other is not None:
             for name in names or self._other.offset_keys():
                 yield name, self.get_tensor(name)
@@ -140,14 +150,17 @@ class safe_open:  # noqa: N801
         entries = self._opened()
         chosen = list(entries) if names is None else names
         largest = max((self._entry(name).nbytes for name in chosen), default=0)
-        batches = list(self._batches(chosen, min(largest, _BATCH * _native.num_threads())))
+        batch_bytes = _BATCH * _native.num_threads()
+        most = max(largest, 4 * batch_bytes)
+        batches = list(self._batches(chosen, batch_bytes))
         sizes = [sum(entries[name].nbytes for name in batch) for batch in batches]
+        slots = Slots(most) if self._framework == "torch" and not self._pin else None
         with ThreadPoolExecutor(1, "gcodec-decode") as thread:
             ahead: Future[list[Any]] | None = None
             for number, batch in enumerate(batches):
-                tensors = self._decoded(batch) if ahead is None else ahead.result()
-                fits = number + 1 < len(batches) and sizes[number] + sizes[number + 1] <= largest
-                ahead = thread.submit(self._decoded, batches[number + 1]) if fits else None
+                tensors = self._decoded(batch, slots) if ahead is None else ahead.result()
+                fits = number + 1 < len(batches) and sizes[number] + sizes[number + 1] <= most
+                ahead = thread.submit(self._decoded, batches[number + 1], slots) if fits else None
                 tensors.reverse()
                 for name in batch:
                     # The generator keeps no tensor while its caller has it.
@@ -200,8 +213,8 @@ class safe_open:  # noqa: N801
         if batch:
             yield batch
 
-    def _decoded(self, names: list[str]) -> list[Any]:
-        """Returns whole tensors."""
+    def _decoded(self, names: list[str], slots: Slots | None = None) -> list[Any]:
+        """Returns whole tensors, in the memory of slots if there are some."""
         entries = [self._entry(name) for name in names]
         assert self._file is not None
         if self._pin:
@@ -209,6 +222,14 @@ class safe_open:  # noqa: N801
             memory = zip(names, entries, made, strict=True)
             self._file.fill(self._number, [(name, 0, bytes_of_torch(x)) for name, entry, x in memory if entry.is_stored])
             return [self._moved(x) for x in made]
+        if slots is not None:
+            rows = slots.take([entry.nbytes for entry in entries])
+            memory = zip(names, entries, rows, strict=True)
+            self._file.fill(self._number, [(name, 0, row) for name, entry, row in memory if entry.is_stored])
+            return [
+                self._moved(row.view(torch_dtype(entry.code)).reshape(torch_shape(entry.code, entry.shape)))
+                for entry, row in zip(entries, rows, strict=True)
+            ]
         decoded = self._file.elements(
             self._number, [(name, None) for name, entry in zip(names, entries, strict=True) if entry.is_stored]
         )
@@ -244,24 +265,30 @@ class safe_open:  # noqa: N801
         """Returns a tensor of a `.safetensors` file, in pinned memory if that is wanted."""
         return self._moved(x.pin_memory()) if self._pin else x
 
-    def _fill(self, name: str, out: Any) -> None:
-        """Writes a tensor into a given one."""
-        if framework_of(out) != "torch":
-            raise InputError(f"out is a {type(out).__name__}: give a tensor of PyTorch")
-        if self._other is not None:
-            part = self._other.get_slice(name)
-            code, shape = part.get_dtype(), tuple(part.get_shape())
-        else:
+    def _fill(self, out: Mapping[str, Any]) -> None:
+        """Writes tensors into given ones. All are compared with the file before the first is written."""
+        straight = []
+        for name, x in out.items():
+            if framework_of(x) != "torch":
+                raise InputError(f"out is a {type(x).__name__}: give a tensor of PyTorch")
+            code, shape = self._type(name)
+            of = (torch_dtype(code), torch_shape(code, shape))
+            if (x.dtype, tuple(x.shape)) != of:
+                raise InputError(f"out is {x.dtype} {tuple(x.shape)}, and {name!r} is {of[0]} {of[1]}")
+            if self._other is None and x.is_contiguous() and x.device.type == "cpu":
+                straight.append(name)
+        if self._file is not None:
+            stored = [name for name in straight if self._entries[name].is_stored]
+            self._file.fill(self._number, [(name, 0, bytes_of_torch(out[name])) for name in stored])
+        for name in out.keys() - set(straight):
+            out[name].detach().copy_(self.get_tensor(name))
+
+    def _type(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if self._other is None:
             entry = self._entry(name)
-            code, shape = entry.code, entry.shape
-        of = (torch_dtype(code), torch_shape(code, shape))
-        if (out.dtype, tuple(out.shape)) != of:
-            raise InputError(f"out is {out.dtype} {tuple(out.shape)}, and {name!r} is {of[0]} {of[1]}")
-        if self._other is not None or not out.is_contiguous() or out.device.type != "cpu":
-            out.detach().copy_(self.get_tensor(name))
-        elif entry.is_stored:
-            assert self._file is not None
-            self._file.fill(self._number, [(name, 0, bytes_of_torch(out))])
+            return entry.code, entry.shape
+        part = self._other.get_slice(name)
+        return part.get_dtype(), tuple(part.get_shape())
 
 
 class Slice:

@@ -2,9 +2,9 @@
 
     model = gcodec.transformers.from_pretrained(AutoModelForCausalLM, "model")  # model.safetensors.gcu, ..
 
-It goes through the argument `state_dict` of `from_pretrained`, a mapping of `gcodec.loading.Slice`: transformers
-decodes each tensor when it takes it, on its threads, and the rest (devices, types, shards of tensor parallelism,
-quantisation) is as with safetensors files.
+It goes through the argument `state_dict` of `from_pretrained`, a mapping of `gcodec.loading.Slice`:
+transformers decodes each tensor when it takes it, on its threads, and the rest (devices, types, shards of
+tensor parallelism, quantisation) is as with safetensors files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def from_pretrained(
     limits: Limits | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Returns a model of a folder of streams: `model.from_pretrained(folder, ..)` of the plain files, bit for bit.
+    """Returns a model of a folder of streams, bit-equal to `model.from_pretrained(folder, ..)` of the plain
+    files.
 
     Args:
         model: the class: `AutoModelForCausalLM`, `LlamaForCausalLM`, ..

@@ -3,8 +3,8 @@
     gcodec compress model --remove
     vllm serve model --load-format gcodec
 
-vLLM finds the loader through the entry point `vllm.general_plugins` of this package. It decodes some tensors at a
-time, the next ones while the model copies these.
+vLLM finds the loader through the entry point `vllm.general_plugins` of this package. It decodes some
+tensors at a time, the next ones while the model copies these.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GcodecModelLoader(DefaultModelLoader):
         weight_files(model_config.model)
 
     def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the weights of a source, with its prefix. Weights of experts of other ranks are not decoded."""
+        """Yields the weights of a source, with its prefix. Experts of other ranks are not decoded."""
         files = weight_files(os.path.join(source.model_or_path, source.subfolder or ""))
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()

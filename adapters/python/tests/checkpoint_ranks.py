@@ -19,8 +19,8 @@ from gcodec.torch.checkpoint import CheckpointReader, CheckpointWriter
 
 
 def state_of(trained: bool) -> dict[str, Any]:
-    """Returns a sharded model with the moments of AdamW, and tensors of other placements and types; zeros unless
-    it was trained."""
+    """Returns a sharded model with the moments of AdamW, and tensors of other placements and types; zeros
+    unless it was trained."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     made = model(mesh)
     optimizer = torch.optim.AdamW(made.parameters(), lr=0.03)

@@ -134,6 +134,8 @@ def test_tensors_go_into_given_memory(files: dict[str, Path], kind: str) -> None
         for name, whole in tensors().items():
             out = torch.empty_like(whole)
             assert file.get_tensor(name, out=out) is out and bits(out) == bits(whole), name
+        all_of_it = {name: torch.empty_like(whole) for name, whole in tensors().items()}
+        assert file.get_tensors(out=all_of_it).keys() == all_of_it.keys() and same(all_of_it, tensors())
         out = torch.zeros(6, 5, 4).permute(1, 0, 2)
         assert bits(file.get_tensor("a.cube", out=out)) == bits(tensors()["a.cube"])
         for wrong in (torch.zeros(5, 6), torch.zeros(5, 6, 4, dtype=torch.float64), np.zeros((5, 6, 4), np.float32)):
@@ -241,3 +243,19 @@ def test_files_larger_than_the_limit_are_decoded_in_batches(files: dict[str, Pat
     largest = tensors()["z.large"].nbytes
     with gcodec.safe_open(files["saved"], limits=gcodec.Limits(max_alloc_bytes=largest)) as file:
         assert same(file.get_tensors(), tensors())
+
+
+def test_memory_is_used_again_unless_somebody_keeps_it(tmp_path: Path) -> None:
+    made = {f"w{number}": torch.full((3_000_000 + number,), float(number)) for number in range(12)}
+    made["large"] = torch.arange(12_000_000.0)
+    gcodec.save_file(made, tmp_path / "made.gcu")
+    with gcodec.safe_open(tmp_path / "made.gcu") as file:
+        places = []
+        for name, tensor in file.items():
+            assert torch.equal(tensor, made[name]), name
+            places.append(tensor.data_ptr())
+            del tensor
+        assert len(set(places)) < len(places)
+        # Whoever keeps a tensor, or a part of it, keeps its elements.
+        kept = [(name, tensor[5:9].view(2, 2)) for name, tensor in file.items()]
+    assert all(torch.equal(part.flatten(), made[name][5:9]) for name, part in kept)

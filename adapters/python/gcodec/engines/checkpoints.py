@@ -9,6 +9,6 @@ from gcodec.loading import load_file
 
 
 def checkpoint(folder: str) -> dict[str, Any]:
-    """Returns the weights of a model folder, of safetensors files or their streams, by name, as PyTorch tensors on
-    the host."""
+    """Returns the weights of a model folder, of safetensors files or their streams, by name, as tensors of
+    PyTorch on the host."""
     return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}

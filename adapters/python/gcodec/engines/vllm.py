@@ -44,7 +44,8 @@ BACKEND = "gcodec"
 
 
 def register() -> None:
-    """Registers both engines, and the loader of `gcodec.vllm`; vLLM calls it through the entry point, in each of its processes."""
+    """Registers both engines, and the loader of `gcodec.vllm`; vLLM calls it through the entry point, in each
+    of its processes."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "gcodec.engines.vllm", "GcodecEngine")
     if BACKEND not in WeightTransferTrainerFactory._registry:

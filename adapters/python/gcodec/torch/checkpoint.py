@@ -3,10 +3,10 @@
     dcp.save(state, storage_writer=CheckpointWriter("checkpoint"))  # or dcp.async_save
     dcp.load(state, storage_reader=CheckpointReader("checkpoint"))  # on any number of ranks
 
-DCP's own hook for compression (`StreamTransformExtension`) is private in PyTorch, and its streams of bytes give no
-part of a tensor. Here each rank writes one stream (`__0_0.gcu`), coded by `lossless`, in which the parts of tensors
-have their names and places: a rank that loads decodes only the blocks that it needs, and checks them. Values that
-are no tensors are in the stream as bytes.
+DCP's own hook for compression (`StreamTransformExtension`) is private in PyTorch, and its streams of bytes
+give no part of a tensor. Here each rank writes one stream (`__0_0.gcu`), coded by `lossless`, in which the
+parts of tensors have their names and places: a rank that loads decodes only the blocks that it needs, and
+checks them. Values that are no tensors are in the stream as bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from gcodec._tensors.elements import bits_of, bytes_of_torch, code_of_torch, of_
 from gcodec._tensors.refusals import refusal
 from gcodec._tensors.saving import written
 from gcodec.errors import InputError
-from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.shards import Shard
 from gcodec.stream import Writer
@@ -127,7 +126,7 @@ class CheckpointWriter(FileSystemWriter):
                     results.append(WriteResult(item.index, tensor.nbytes, stored))
                 if labels:
                     writer.metadata({OPAQUE: json.dumps(labels)})
-                writer.write(tensors, "lossless", shards=shards, header=UpdateHeader(label="checkpoint"))
+                writer.write(tensors, "lossless", shards=shards)
         return results
 
 
@@ -261,8 +260,8 @@ def _first(stored: Stored, start: int) -> int:
 
 
 def _run(shape: tuple[int, ...], offsets: Any, lengths: Any) -> tuple[int, tuple[int, ...], tuple[slice, ...]]:
-    """Returns the shortest run of elements that has a range of each dimension: its first element, its shape, and
-    the ranges in that shape; none if they are all of it."""
+    """Returns the shortest run of elements that has a range of each dimension: its first element, its
+    shape, and the ranges in that shape; none if they are all of it."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     dim = next((dim for dim, length in enumerate(lengths) if length != 1), max(len(shape) - 1, 0))
     start = sum(first * stride for first, stride in zip(offsets[: dim + 1], strides, strict=False))

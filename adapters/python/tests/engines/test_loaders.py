@@ -127,7 +127,8 @@ def test_the_memory_of_loading_is_that_of_the_plain_file_and_one_tensor(tmp_path
     plain = saved(tmp_path / "model", dtype=torch.float32, config=sizes)
     peak = {}
     for kind, folder in (("plain", plain), ("streams", compressed(plain))):
-        out = subprocess.run([sys.executable, "-c", PEAK, kind, folder], check=True, capture_output=True, text=True)
+        command = [sys.executable, "-c", PEAK, kind, folder]
+        out = subprocess.run(command, check=True, capture_output=True, text=True)
         peak[kind] = int(out.stdout.split()[-1])
     assert peak["plain"] > 2 * LARGE, peak
     assert peak["streams"] < peak["plain"] + LARGE, peak
