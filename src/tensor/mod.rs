@@ -145,8 +145,8 @@ impl<'a> TensorView<'a> {
     /// Borrows `data` as a tensor.
     ///
     /// # Errors
-    /// [`Error::Input`] if the length of `data` does not match `dtype` and `shape`, or if the shape is too
-    /// large.
+    /// [`Error::Input`](crate::Error::Input) if the length of `data` does not match `dtype` and `shape`, or
+    /// if the shape is too large.
     pub fn new(dtype: Dtype, shape: &'a [u64], data: &'a [u8]) -> Result<Self> {
         check_len(dtype, shape, data.len() as u64)?;
         Ok(Self { dtype, shape, data })
@@ -185,8 +185,8 @@ impl TensorBuf {
     /// Makes a tensor of `data`.
     ///
     /// # Errors
-    /// [`Error::Input`] if the length of `data` does not match `dtype` and `shape`, or if the shape is too
-    /// large.
+    /// [`Error::Input`](crate::Error::Input) if the length of `data` does not match `dtype` and `shape`, or
+    /// if the shape is too large.
     pub fn new(dtype: Dtype, shape: Vec<u64>, data: Vec<u8>) -> Result<Self> {
         check_len(dtype, &shape, data.len() as u64)?;
         Ok(Self { dtype, shape, data })
@@ -195,7 +195,7 @@ impl TensorBuf {
     /// Makes a tensor of `f32` elements.
     ///
     /// # Errors
-    /// [`Error::Input`] if the number of `values` does not match `shape`.
+    /// [`Error::Input`](crate::Error::Input) if the number of `values` does not match `shape`.
     pub fn from_f32(shape: Vec<u64>, values: &[f32]) -> Result<Self> {
         Self::new(Dtype::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
