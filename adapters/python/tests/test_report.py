@@ -55,7 +55,10 @@ def test_it_says_what_the_command_line_says(gradient: np.ndarray, command: str, 
 @pytest.mark.parametrize("codec", ["lossless", "natural", "randk", "chunked", "topk:density=0.05"])
 def test_the_core_profile_has_the_same_elements(gradient: np.ndarray, codec: str) -> None:
     full, core = gcodec.encode({"w": gradient}, codec), gcodec.encode({"w": gradient}, codec, profile="core")
-    assert gcodec.inspect(full).profile == "full" and gcodec.inspect(core).profile == "core"
+    assert gcodec.inspect(core).profile == "core"
+    # Random numbers have no rows or columns to predict anything from.
+    same = codec in ("natural", "topk:density=0.05")
+    assert (gcodec.inspect(full).profile == "core") == same == (full == core)
     assert bytes(gcodec.decode(full)["w"].numpy().tobytes()) == gcodec.decode(core)["w"].numpy().tobytes()
     out = io.BytesIO()
     with gcodec.Writer(out, profile="core") as writer:

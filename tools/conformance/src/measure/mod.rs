@@ -6,6 +6,7 @@
 mod compressors;
 mod dumps;
 pub(crate) mod picture;
+mod profiles;
 mod quantised;
 mod report;
 mod sizes;

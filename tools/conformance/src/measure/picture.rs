@@ -1,4 +1,5 @@
-//! Draws `docs/sizes.svg`: the bytes of one committed gradient, uncompressed and with gcodec.
+//! Draws `docs/sizes.svg`: the bytes of one committed gradient, uncompressed and with gcodec. Writes the
+//! table of profiles in `docs/sizes.md`.
 
 use std::fmt::Write;
 
@@ -8,15 +9,16 @@ use gcodec::frame::UpdateHeader;
 use gcodec::stream::{EncodeOptions, Encoder};
 
 use super::dumps::Dump;
+use super::profiles;
 use crate::{Result, root};
 
 #[derive(clap::Args)]
 #[group(required = true)]
 pub(crate) struct Args {
-    /// Writes docs/sizes.svg.
+    /// Writes docs/sizes.svg, and the table of profiles in docs/sizes.md.
     #[arg(long)]
     write: bool,
-    /// Fails unless docs/sizes.svg is the picture that would be written.
+    /// Fails unless both are what would be written.
     #[arg(long)]
     check: bool,
 }
@@ -27,8 +29,13 @@ const GRADIENT: &str = "tools/cli/gradients/digits_convnet_step0030_worker0.safe
 pub(crate) fn run(args: &Args) -> Result<()> {
     let dump = Dump::load(&root().join(GRADIENT))?;
     let drawn = draw(&dump, &groups(&dump)?);
+    let (found, page) = profiles::page()?;
     if args.write {
         std::fs::write(root().join(PICTURE), &drawn)?;
+        profiles::write(&page)?;
+    }
+    if args.check && found != page {
+        return Err("docs/sizes.md is not what `cargo xtask picture --write` writes".into());
     }
     if args.check && std::fs::read_to_string(root().join(PICTURE)).unwrap_or_default() != drawn {
         return Err(format!("{PICTURE} is not what `cargo xtask picture --write` writes").into());
@@ -173,7 +180,7 @@ fn draw(dump: &Dump, groups: &[Group]) -> String {
     svg
 }
 
-fn thousands(number: usize) -> String {
+pub(super) fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let mut groups: Vec<&str> =
         digits.as_bytes().rchunks(3).filter_map(|g| std::str::from_utf8(g).ok()).collect();
