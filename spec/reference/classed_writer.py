@@ -295,7 +295,7 @@ class BaseCase:
             t, i = where[p]
             self.old.append(self.after[t][i + space.start])
             self.after[t][i + space.start] = x
-        # The tensors of the scope are in one run (CLS-11).
+        # The tensors of the scope are in one run (CLS-8).
         end = space.first + space.count
         cuts = {0, space.first, end, len(space.tensors), *(rng.randrange(len(space.tensors)) for _ in range(2))}
         cuts = sorted(cut for cut in cuts if not space.first < cut < end)

@@ -428,7 +428,7 @@ def segment(r, count, tokens, tables):
     else:
         table = tables[j - 1]
     lanes = 1 << r.u8((0, 2, 5))
-    symbols = rans(r, lanes, itertools.repeat(table, count), 127 if tokens else 255)    # [INT-4]
+    symbols = rans(r, lanes, itertools.repeat(table, count), 127 if tokens else 255)    # [INT-5]
     if not tokens:
         return symbols
     raw = r.plane(sum(max(0, t // 2 - 1) for t in symbols))
@@ -443,7 +443,7 @@ def entropy(r, count, tokens, tables, budget, counts=()):
     """
     at = r.at
     log = r.u8([0, 1, *range(10, 25)])
-    if log == 1 and len(counts) < 2:                                             # [INT-6]
+    if log == 1 and len(counts) < 2:                                             # [INT-3]
         raise FormatError("out_of_range", at, "segments of groups, without two groups that have positions")
     if log > 1 and count <= 1 << log:                                            # [INT-1]
         raise FormatError("not_canonical", at, "one segment only")
@@ -461,7 +461,7 @@ def entropy(r, count, tokens, tables, budget, counts=()):
 
 
 def ints(r, count, tables, budget, highest=None, counts=()):
-    """Decodes `count` coded integers, each at most `highest`: section 7.1, [INT-3].
+    """Decodes `count` coded integers, each at most `highest`: section 7.1, [INT-4].
 
     For `counts` see `entropy`.
     """
@@ -487,7 +487,7 @@ def ints(r, count, tables, budget, highest=None, counts=()):
         at = r.at
         rows = entropy(r, -(-count // row_len), False, tables, budget)
         columns = entropy(r, row_len, False, tables, budget) if flags & 1 else [0] * row_len
-        if flags & 2 and max(max(rows), max(columns)) > 254:                     # [INT-5]
+        if flags & 2 and max(max(rows), max(columns)) > 254:                     # [INT-7]
             raise FormatError("out_of_range", at, "a reference of 255 with zero apart")
         out = []
         for v, s in enumerate(entropy(r, count, False, tables, budget)):
@@ -502,12 +502,12 @@ def ints(r, count, tables, budget, highest=None, counts=()):
         budget.alloc(count, 8, start)                                            # [LIM-2]
         width = 8 // per
         out = [s >> width * i & (1 << width) - 1 for s in symbols for i in range(per)]
-        if any(out[count:]):                                                     # [INT-7]
+        if any(out[count:]):                                                     # [INT-6]
             raise FormatError("nonzero_padding", start, "the last symbol holds more integers than there are")
         del out[count:]
     if highest is not None:
         for v in out:
-            if v > highest:                                                      # [INT-3]
+            if v > highest:                                                      # [INT-4]
                 raise FormatError("out_of_range", start, f"integer {v} is more than {highest}")
     return out
 
@@ -545,7 +545,7 @@ class View:
 
 def read_views(r, cx):
     at = r.at
-    codes = ints(r, cx.scope.tensors, cx.tables, cx.budget, 255)                 # [INT-3]
+    codes = ints(r, cx.scope.tensors, cx.tables, cx.budget, 255)                 # [INT-4]
     return [View(code, tensor, cx.scope, at) for code, tensor in zip(codes, cx.scope.list)]
 
 
@@ -788,9 +788,9 @@ def read_class_groups(r, n, classes, most, cx):
     """Reads groups of at most `most` classes each, and their quotients."""
     at = r.at
     groups = [ClassGroup(r, most) for _ in range(r.varint(1, classes))]
-    if sum(group.classes for group in groups) != classes:                        # [CLS-1]
+    if sum(group.classes for group in groups) != classes:                        # [CLS-2]
         raise FormatError("count_mismatch", at, f"groups of {[g.classes for g in groups]} of {classes} classes")
-    if sum(group.count for group in groups) > n:                                 # [CLS-2]
+    if sum(group.count for group in groups) > n:                                 # [CLS-3]
         raise FormatError("count_mismatch", at, f"{[g.count for g in groups]} positions in {n} elements")
     for group in groups:
         if group.count > 0 and group.has_tokens:
@@ -887,15 +887,15 @@ def place_gaps(groups, elements, low, at):
         ends, rank, numbers = list(itertools.accumulate(sizes)), -1, [[] for _ in sizes]
         for quotient in group.quotients:
             left = ends[-1] - rank - 1
-            if left == 0:                                                        # [CLS-3]
+            if left == 0:                                                        # [CLS-4]
                 raise FormatError("position_out_of_range", at, f"no element after rank {rank}")
             width = max(0, group.shift - bisect.bisect_right(ends, rank + 1))
-            if quotient > left - 1 >> width:                                     # [CLS-3]
+            if quotient > left - 1 >> width:                                     # [CLS-4]
                 raise FormatError("position_out_of_range", at, f"a gap of {quotient} << {width} in {left} elements")
-            if plane.at + width > 8 * len(low):                                  # [CLS-4]
+            if plane.at + width > 8 * len(low):                                  # [CLS-5]
                 raise FormatError("length_mismatch", at, "the plane of low bits is too short")
             gap = quotient << width | plane.field(width)
-            if gap >= left:                                                      # [CLS-3]
+            if gap >= left:                                                      # [CLS-4]
                 raise FormatError("position_out_of_range", at, f"a gap of {gap} in {left} elements")
             rank += 1 + gap
             c = bisect.bisect_right(ends, rank)
@@ -904,7 +904,7 @@ def place_gaps(groups, elements, low, at):
             if mine:
                 positions += elements.find(c, mine)
         first += group.classes
-    if len(low) != (plane.at + 7) // 8:                                          # [CLS-4]
+    if len(low) != (plane.at + 7) // 8:                                          # [CLS-5]
         raise FormatError("length_mismatch", at, f"{plane.at} low bits in {len(low)} bytes")
     padding(low, plane.at, at)                                                   # [CNV-1]
     return positions
@@ -937,14 +937,14 @@ def read_rows_and_columns(r, classes, cx):
     """Returns the elements of each class by rule 2."""
     scope, budget = cx.scope, cx.budget
     views = read_views(r, cx)
-    levels = ints(r, scope.tensors, cx.tables, budget, 63)                       # [INT-3]
+    levels = ints(r, scope.tensors, cx.tables, budget, 63)                       # [INT-4]
     at = r.at
-    table_count = r.u8(range(17))                                                # [CLS-7]
+    table_count = r.u8(range(17))                                                # [CLS-10]
     lengths = [n for view in views for n in view.has_rows * [view.rows] + view.has_columns * [view.columns]]
-    if (table_count == 0) != (lengths == []):                                    # [CLS-7]
+    if (table_count == 0) != (lengths == []):                                    # [CLS-10]
         raise FormatError("count_mismatch", at, f"{table_count} tables for {len(lengths)} lists")
     own = [Table(r) for _ in range(table_count)]
-    numbers = ints(r, len(lengths), cx.tables, budget, table_count - 1)          # [INT-3]
+    numbers = ints(r, len(lengths), cx.tables, budget, table_count - 1)          # [INT-4]
     budget.alloc(sum(lengths), 8, at)                                            # [LIM-2]
     budget.span(4 * sum(lengths), at)                                            # [LIM-3]
     of_lists = itertools.chain.from_iterable(itertools.repeat(own[j], n) for j, n in zip(numbers, lengths))
@@ -953,7 +953,7 @@ def read_rows_and_columns(r, classes, cx):
     for view, level, first, n in zip(views, levels, scope.firsts, scope.counts):
         rows = list(itertools.islice(symbols, view.rows)) if view.has_rows else [0]
         columns = list(itertools.islice(symbols, view.columns)) if view.has_columns else [0]
-        if level + max(rows) + max(columns) >= classes:                          # [CLS-8]
+        if level + max(rows) + max(columns) >= classes:                          # [CLS-11]
             raise FormatError("out_of_range", at, f"class {level} + {max(rows)} + {max(columns)} of {classes}")
         if n > 0:
             grids.append(Grid(view, level, rows, columns, first))
@@ -963,13 +963,13 @@ def read_rows_and_columns(r, classes, cx):
 def support_classed(r, n, cx):
     at = r.at
     rule = r.u8()
-    if rule not in (1, 2):                                                       # [CLS-10]
+    if rule not in (1, 2):                                                       # [CLS-1]
         raise FormatError("unsupported", at, f"rule {rule}")
-    if rule == 1 and (cx.is_index_set or cx.scope.add):                          # [CLS-6]
+    if rule == 1 and (cx.is_index_set or cx.scope.add):                          # [CLS-7]
         raise FormatError("out_of_range", at, "classed by the base, in an index set or with add")
-    if rule == 1 and not cx.has_delta:                                           # [CLS-6]
+    if rule == 1 and not cx.has_delta:                                           # [CLS-7]
         raise FormatError("unknown_reference", at, "classed by the base, without the attribute delta")
-    if rule == 1 and not cx.in_one_run:                                          # [CLS-11]
+    if rule == 1 and not cx.in_one_run:                                          # [CLS-8]
         raise FormatError("unknown_reference", at, "classed by the base, in several runs of the delta")
     classes = r.u8(range(1, 65))
     if rule == 2:
@@ -979,12 +979,12 @@ def support_classed(r, n, cx):
         return sorted(place_gaps(groups, elements, r.take(r.left()), at))
     at = r.at
     bounds = list(r.take(classes - 1))
-    if any(a <= b for a, b in zip(bounds, bounds[1:] + [0])):                    # [CLS-5]
+    if any(a <= b for a, b in zip(bounds, bounds[1:] + [0])):                    # [CLS-6]
         raise FormatError("not_ascending", at, f"bounds {bounds}")
     groups = read_class_groups(r, n, classes, 1, cx)                             # [CLS-9]
     at = r.at
     low = r.take(r.left())
-    place_gaps(groups, AnyBase(n), low, at)                                      # [CLS-3] [CLS-4], without the base
+    place_gaps(groups, AnyBase(n), low, at)                                      # [CLS-4] [CLS-5], without the base
     return ByBase(bounds, groups, low, at)
 
 
@@ -1168,7 +1168,7 @@ def values_pow2(r, m, cx, tables, budget):
     if not -1074 <= low <= 1023:                                                 # [CNV-4]
         raise FormatError("out_of_range", at, f"min_exponent {low}")
     r.u8((0, 1, 2))
-    codes = ints(r, m, tables, budget, 255)                                      # [INT-3]
+    codes = ints(r, m, tables, budget, 255)                                      # [INT-4]
     signs = iter(read_signs(r, [i for i, c in enumerate(codes) if c], cx, tables, budget))
     rest_is(r, 0, "signs")                                                       # [PW2-1]
     return "numbers", [join("f32", "finite", next(signs), 1, low + c - 1) if c else 0 for c in codes]
@@ -1456,7 +1456,7 @@ class Block:
         cx.support_id = self.support_id
         self.positions = cx.positions = read_support(inner, self.support_id, inner.varint(), cx)
         at = inner.at
-        if cx.is_by_base() and self.values_id not in (1, 9, 10):                 # [CLS-6]
+        if cx.is_by_base() and self.values_id not in (1, 9, 10):                 # [CLS-7]
             raise FormatError("out_of_range", at, "numbers in a support that is classed by the base")
         self.form, self.data = VALUES_READERS[self.values_id](inner, len(self.positions), cx, cx.tables, cx.budget)
         inner.finish()                                                           # [CNV-6]
@@ -1465,7 +1465,7 @@ class Block:
             raise FormatError("out_of_range", at, f"numbers for {self.scope.dtype}")
         if not gives_numbers and self.scope.add:                                 # [BLK-5]; ulp gives bits
             raise FormatError("out_of_range", at, "add with bits")
-        if gives_numbers and cx.is_by_base():                                    # [CLS-6]
+        if gives_numbers and cx.is_by_base():                                    # [CLS-7]
             raise FormatError("out_of_range", at, "numbers in a support that is classed by the base")
         self.length = inner.end - self.at
 

@@ -103,7 +103,7 @@ class Base(made.Case):
                 ("unsupported", "03 03 807f 03 010100 010101 010100 01 02 02 01"),
                 ("out_of_range", "01 00 03 010100 010101 010100 01 02 02 01"),           # C
                 ("out_of_range", "01 41 807f 03 010100 010101 010100 01 02 02 01"),
-                ("not_ascending", "01 03 8080 03 010100 010101 010100 01 02 02 01"),     # CLS-5
+                ("not_ascending", "01 03 8080 03 010100 010101 010100 01 02 02 01"),     # CLS-6
                 ("not_ascending", "01 03 7f80 03 010100 010101 010100 01 02 02 01"),
                 ("not_ascending", "01 03 8000 03 010100 010101 010100 01 02 02 01"),
                 ("out_of_range", "01 03 807f 00"),                                       # group_count
@@ -111,17 +111,17 @@ class Base(made.Case):
                 ("out_of_range", "01 03 807f 03 000100 010101 010100 01 02 02 01"),      # classes
                 ("out_of_range", "01 03 807f 03 040100 010101 010100 01 02 02 01"),
                 ("out_of_range", "01 03 807f 02 010100 020201 01 0a 01"),                # CLS-9
-                ("count_mismatch", "01 03 807f 02 010100 010201 01 0a 01"),              # CLS-1
+                ("count_mismatch", "01 03 807f 02 010100 010201 01 0a 01"),              # CLS-2
                 ("out_of_range", "01 03 807f 03 020100 010101 010100 01 02 02 01"),
-                ("count_mismatch", "01 03 807f 03 010100 010701 010100 01 ff00 01 01"),  # CLS-2
+                ("count_mismatch", "01 03 807f 03 010100 010701 010100 01 ff00 01 01"),  # CLS-3
                 ("count_mismatch", "01 03 807f 03 01ffffffffffffffffff0100 010101 010100 01 02 02 01"),
                 ("reserved_bits", "01 03 807f 03 010180 010101 010100 01 02 02 01"),
                 ("nonzero_padding", "01 03 807f 03 010100 010101 010100 01 02 06 01"),   # quotients
                 ("length_mismatch", "01 03 807f 03 010100 010101 010100 01 02"),
                 ("bad_varint", "01 03 807f 03 01810000 010101 010100 01 02 02 01"),
-                ("position_out_of_range", "01 03 807f 03 010100 010101 010100 0001 02 02 01"),   # CLS-3: 8 of n
+                ("position_out_of_range", "01 03 807f 03 010100 010101 010100 0001 02 02 01"),   # CLS-4: 8 of n
                 ("position_out_of_range", "01 03 807f 03 010100 01013f 010100 01 02 02 ffffffffffffff7f"),
-                ("length_mismatch", "01 03 807f 03 010100 010101 010100 01 02 02"),      # CLS-4
+                ("length_mismatch", "01 03 807f 03 010100 010101 010100 01 02 02"),      # CLS-5
                 ("length_mismatch", "01 03 807f 03 010100 010101 010100 01 02 02 0100"),
                 ("nonzero_padding", "01 03 807f 03 010100 010101 010100 01 02 02 03")]:
             self.refuses_support(kind, data)
@@ -136,7 +136,7 @@ class Base(made.Case):
     def test_uses(self):
         case = self.case()
         support = case.support.bytes()
-        self.refuses("unknown_reference", d.decode, case.stream(attributes=b"\0"))          # CLS-6
+        self.refuses("unknown_reference", d.decode, case.stream(attributes=b"\0"))          # CLS-7
         added = self.case()
         added.space.scope = b"\4\0"
         self.refuses("out_of_range", d.decode, added.stream())
@@ -177,7 +177,7 @@ class Base(made.Case):
             self.assertEqual(d.decode(data)["frames"][1]["blocks"][0]["numbers"], {"diffs": [1, 2, 3]})
         one = bytes([1]) + entropy_by_group(steps, True, [3])
         self.refuses("bad_code", d.decode, case.stream(values=one))
-        group = self.case(values_id=10)                                                     # INT-6
+        group = self.case(values_id=10)                                                     # INT-3
         group.support = self.support(group, [0, 3, 7])
         self.refuses("out_of_range", d.decode, group.stream(values=one))
         ascending = made.block(b"\0\0", 4, b"\x92", 10, one)
@@ -268,14 +268,14 @@ class RowsAndColumns(made.Case):
                 ("out_of_range", ([1 | 3 << 3 | ROWS, 0, matrix], levels)),
                 ("out_of_range", ([MATRIX | ROWS, 0, matrix], levels)),
                 ("out_of_range", ([both, 0, 7 | 6 << 3 | ROWS], levels)),
-                ("out_of_range", ([both, 0, 256], levels)),                             # INT-3
+                ("out_of_range", ([both, 0, 256], levels)),                             # INT-4
                 ("out_of_range", (views, [0, 64, 0])), ("out_of_range", (views, [0, 4, 0])),
-                ("out_of_range", (views, [1, 0, 1]))]:                                  # CLS-8: 1 + 0 + 3
+                ("out_of_range", (views, [1, 0, 1]))]:                                  # CLS-11: 1 + 0 + 3
             self.refuses_fields(kind, *changed, [one], [0, 0, 0], good)
-        self.refuses_fields("out_of_range", views, levels, [one] * 17, [0, 0, 0], good)     # CLS-7
+        self.refuses_fields("out_of_range", views, levels, [one] * 17, [0, 0, 0], good)     # CLS-10
         self.refuses_fields("count_mismatch", views, levels, [], [], good)
         self.refuses_fields("count_mismatch", [0, 0, 0], levels, [one], [], b"")
-        self.refuses_fields("out_of_range", views, levels, [one, most], [0, 2, 0], good)    # INT-3
+        self.refuses_fields("out_of_range", views, levels, [one, most], [0, 2, 0], good)    # INT-4
         self.refuses_fields("bad_table", views, levels, [b"\0\1\2"], [0, 0, 0], good)
         self.refuses_fields("bad_code", views, levels, [one], [0, 0, 0], good[:1] + b"\0" * 4 + good[5:])
         self.refuses_fields("bad_code", views, levels, [one], [0, 0, 0], symbols(0, 1, 1, 0, 0, 3))
@@ -394,7 +394,7 @@ class Signs(made.Case):
         self.refuses_signs("length_mismatch", b"\0\0\0")
         self.refuses_signs("nonzero_padding", b"\0\x40")
         self.refuses_signs("not_canonical", b"\1" + ints([1 | 2 << 3]) + b"\4" + last)       # VIW-1
-        self.refuses_signs("out_of_range", b"\1" + both + b"\x06" + b"\4\1" + last[1:])      # INT-6
+        self.refuses_signs("out_of_range", b"\1" + both + b"\x06" + b"\4\1" + last[1:])      # INT-3
         for support_id, support in [(7, b"\6" + bytes(8)), (8, None)]:                       # SIG-1
             self.assertEqual(self.refuses_signs(None, b"\0\x05", support_id, support), [True, False, True] + 3 * [False])
             self.refuses_signs("out_of_range", b"\1" + both + b"\x06" + b"\4" + last, support_id, support)

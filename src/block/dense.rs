@@ -135,7 +135,7 @@ impl Block {
     /// # Errors
     /// [`Error::Input`] for latent codes, for a set that is not known, and for targets that do not fit
     /// `space`. The targets are unchanged then. [`Error::Format`] if the base has too few elements of a class
-    /// for a rank (CLS-3); the targets may have changed then, and are not the result.
+    /// for a rank (CLS-4); the targets may have changed then, and are not the result.
     ///
     /// # Panics
     /// May panic for a hand-made block that an [`Encoder`](crate::stream::Encoder) refuses, such as one with

@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// INT-6: at least two groups have positions.
+    /// INT-3: at least two groups have positions.
     #[test]
     fn one_group_is_no_division() {
         for groups in [&[][..], &[5], &[0, 5, 0]] {

@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// ANS-1, CLS-7: one table of one symbol, one list of it.
+    /// ANS-1, CLS-10: one table of one symbol, one list of it.
     #[test]
     fn wrong_numbers_and_states_are_refused() {
         let table = [1, 7, 0, 0];

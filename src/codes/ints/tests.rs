@@ -198,7 +198,7 @@ fn nothing_costs_nothing() {
     assert_eq!((plan.cost(), Cut::new(&coder(&[]), &[]).cost, bytes.len()), (0, 0, 0));
 }
 
-/// INT-6: groups without positions have no segments.
+/// INT-3: groups without positions have no segments.
 #[test]
 fn groups_have_segments_of_their_own_where_these_are_smaller() {
     // Values of one token for each group, with raw bits and without.

@@ -145,7 +145,7 @@ fn one_segment_has_no_length() {
     }
 }
 
-/// INT-6.
+/// INT-3.
 #[test]
 fn only_two_groups_or_more_have_segments() {
     for coding in [SYMBOLS, TOKENS] {
@@ -196,7 +196,7 @@ fn memory_is_reserved_for_every_array() {
     }
 }
 
-/// INT-3, INT-4.
+/// INT-4, INT-5.
 #[test]
 fn the_first_integer_out_of_range_is_reported() {
     let symbols = joined(0, &[segment(&[7, 100, 200, 250], 0)]);
@@ -264,7 +264,7 @@ fn references_have_segments_too() {
     assert_eq!(read(&bytes, |c, d| read_symbols(c, d, 2049, 255)).unwrap(), [4; 2049]);
 }
 
-/// Joined integers of every segmentation come back, whole and piece by piece; INT-7 holds in each way.
+/// Joined integers of every segmentation come back, whole and piece by piece; INT-6 holds in each way.
 #[test]
 fn integers_come_back_from_their_symbols() {
     for (per, lanes_log) in [(2u8, 5), (4, 2), (8, 0)] {

@@ -312,7 +312,7 @@ impl<'a> UpdatePart<'a> {
         Ok(part)
     }
 
-    /// Checks the delta's lists of tensors against the blocks (DEL-2, DEL-3, SUM-3, CLS-6, CLS-11).
+    /// Checks the delta's lists of tensors against the blocks (DEL-2, DEL-3, SUM-3, CLS-7, CLS-8).
     fn check_delta(&self, offset: u64) -> Result<()> {
         let unknown = |field, at| Error::format(FormatErrorKind::UnknownReference { field }, at);
         if !self.header.is_delta() {

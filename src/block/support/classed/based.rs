@@ -59,7 +59,7 @@ impl Based {
     /// The positions, each with the number of its value. They are about ascending.
     ///
     /// # Errors
-    /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-3).
+    /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-4).
     pub fn positions(&self, dtype: Dtype, base: &[BaseElements<'_>]) -> Result<Vec<(u64, usize)>> {
         let mut found = Vec::with_capacity(self.ranks.iter().map(Vec::len).sum());
         let mut selector = Selector::new(self, dtype);
@@ -298,7 +298,7 @@ impl<'a> Selector<'a> {
     /// Checks that all positions were found.
     ///
     /// # Errors
-    /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-3).
+    /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-4).
     pub(crate) fn finish(self) -> Result<()> {
         match self.classes.iter().find(|class| !class.ranks.is_empty()) {
             Some(&Class { ranks, passed, .. }) => {

@@ -87,7 +87,7 @@ fn every_type(area: &mut Area) {
             let ints = bytes().packed(width as u8 + 1, &[1 << width]);
             area.invalid(
                 &format!("ulp-{dtype}-beyond"),
-                "ULP-1 INT-3",
+                "ULP-1 INT-4",
                 "out_of_range",
                 ulps(dtype.id(), ints, 1),
             );

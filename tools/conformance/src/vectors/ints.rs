@@ -28,15 +28,15 @@ pub(crate) fn add(area: &mut Area) {
 }
 
 fn packed(area: &mut Area) {
-    area.valid("packed", "INT-3", symbols(5, bytes().packed(3, &[0, 1, 7, 2, 5])));
+    area.valid("packed", "INT-4", symbols(5, bytes().packed(3, &[0, 1, 7, 2, 5])));
     area.valid("packed-width-0", "LIM-2", symbols(5, bytes().packed(0, &[0; 5])));
-    area.valid("packed-wider-than-needed", "INT-3", symbols(3, bytes().packed(64, &[0, 1, 255])));
+    area.valid("packed-wider-than-needed", "INT-4", symbols(3, bytes().packed(64, &[0, 1, 255])));
     let extremes = [0, 1, 1 << 63, u64::MAX, u64::MAX - 1];
     area.valid("packed-64", "ULP-1", ulps(19, bytes().packed(64, &extremes), 5));
     area.invalid("packed-width-65", "CNV-4", "out_of_range", symbols(1, bytes().u8(0).u8(65).raw([0; 9])));
     area.invalid("packed-short", "LIM-2 CNV-6", "length_mismatch", symbols(5, bytes().packed(40, &[0])));
     area.invalid("packed-padding", "CNV-1", "nonzero_padding", symbols(2, bytes().u8(0).u8(3).u8(0x40)));
-    area.invalid("packed-beyond", "INT-3", "out_of_range", symbols(2, bytes().packed(9, &[0, 256])));
+    area.invalid("packed-beyond", "INT-4", "out_of_range", symbols(2, bytes().packed(9, &[0, 256])));
     for coding in [5, 255] {
         area.invalid(
             &format!("coding-{coding}"),
@@ -53,7 +53,7 @@ fn tokens_and_symbols(area: &mut Area) {
         (0..64).flat_map(|e| [1u64 << e, (1 << e) | (1 << e >> 1), u64::MAX >> (63 - e)]).collect();
     for lanes_log in [0, 2, 5] {
         let tokens = bytes().u8(1).raw(token_entropy(&small, lanes_log));
-        area.valid(&format!("tokens-lanes-{lanes_log}"), "INT-3 INT-4 ANS-2", symbols(256, tokens));
+        area.valid(&format!("tokens-lanes-{lanes_log}"), "INT-4 INT-5 ANS-2", symbols(256, tokens));
         let plain: Vec<u8> = (0..300).map(|i| (i * i % 7) as u8).collect();
         let plain = bytes().u8(2).raw(entropy(&plain, lanes_log));
         area.valid(&format!("symbols-lanes-{lanes_log}"), "ANS-1 ANS-2", symbols(300, plain));
@@ -62,7 +62,7 @@ fn tokens_and_symbols(area: &mut Area) {
     }
     area.valid(
         "tokens-of-every-size",
-        "INT-4",
+        "INT-5",
         ulps(19, bytes().u8(1).raw(token_entropy(&wide, 2)), wide.len() as u64),
     )
     .notes("up to token 127, which has 62 raw bits");
@@ -73,16 +73,16 @@ fn tokens_and_symbols(area: &mut Area) {
     area.invalid("lanes-1", "CNV-4", "out_of_range", {
         symbols(3, bytes().u8(2).u8(0).v(0).raw(freqs_of(&[1]).table()).u8(1).v(0).u32(1 << 16).u32(1 << 16))
     });
-    area.invalid("token-128", "INT-4", "out_of_range", symbols(1, bytes().u8(1).raw(entropy(&[128], 0))));
+    area.invalid("token-128", "INT-5", "out_of_range", symbols(1, bytes().u8(1).raw(entropy(&[128], 0))));
     area.invalid(
         "token-255",
-        "INT-4",
+        "INT-5",
         "out_of_range",
         symbols(2, bytes().u8(1).raw(entropy(&[0, 255], 0)).raw([0; 40])),
     );
     area.invalid(
         "tokens-beyond",
-        "INT-3",
+        "INT-4",
         "out_of_range",
         symbols(2, bytes().u8(1).raw(token_entropy(&[0, 256], 0))),
     );
@@ -255,35 +255,35 @@ fn referenced(area: &mut Area) {
         let head = bytes().u8(3).v(row_len).u8(flags);
         symbols(count, parts.iter().fold(head, |out, part| out.raw(entropy(part, 0))))
     };
-    area.valid("referenced-rows", "INT-5", of(7, 3, 0, &[&[0, 10, 250], &[0, 1, 2, 255, 4, 5, 6]]))
+    area.valid("referenced-rows", "INT-7", of(7, 3, 0, &[&[0, 10, 250], &[0, 1, 2, 255, 4, 5, 6]]))
         .notes("modulo 256");
     area.valid(
         "referenced-columns",
-        "INT-5",
+        "INT-7",
         of(7, 3, 1, &[&[0, 10, 200], &[0, 1, 100], &[0, 1, 2, 255, 4, 5, 6]]),
     );
-    area.valid("referenced-zero-apart", "INT-5", of(7, 3, 2, &[&[0, 10, 254], &[0, 1, 2, 255, 0, 5, 6]]))
+    area.valid("referenced-zero-apart", "INT-7", of(7, 3, 2, &[&[0, 10, 254], &[0, 1, 2, 255, 0, 5, 6]]))
         .notes("modulo 255");
     area.valid(
         "referenced-both",
-        "INT-5",
+        "INT-7",
         of(7, 3, 3, &[&[0, 254, 3], &[254, 0, 9], &[0, 1, 2, 255, 0, 5, 0]]),
     );
-    area.valid("referenced-one-row", "INT-5", of(4, 4, 0, &[&[3], &[0, 1, 2, 3]]));
-    area.valid("referenced-rows-of-one", "INT-5", of(3, 1, 1, &[&[1, 2, 3], &[9], &[0, 1, 2]]));
-    area.valid("references-of-255", "INT-5", of(2, 2, 1, &[&[255], &[255, 0], &[1, 1]]))
+    area.valid("referenced-one-row", "INT-7", of(4, 4, 0, &[&[3], &[0, 1, 2, 3]]));
+    area.valid("referenced-rows-of-one", "INT-7", of(3, 1, 1, &[&[1, 2, 3], &[9], &[0, 1, 2]]));
+    area.valid("references-of-255", "INT-7", of(2, 2, 1, &[&[255], &[255, 0], &[1, 1]]))
         .notes("allowed without zero apart");
-    area.invalid("reference-row-255", "INT-5", "out_of_range", of(4, 2, 2, &[&[0, 255], &[0, 0, 0, 0]]));
+    area.invalid("reference-row-255", "INT-7", "out_of_range", of(4, 2, 2, &[&[0, 255], &[0, 0, 0, 0]]));
     area.invalid(
         "reference-column-255",
-        "INT-5",
+        "INT-7",
         "out_of_range",
         of(4, 2, 3, &[&[0, 1], &[255, 0], &[0, 0, 0, 0]]),
     );
     area.invalid("referenced-flags", "CNV-5", "reserved_bits", of(4, 2, 4, &[&[0, 1], &[0, 0, 0, 0]]));
     area.invalid("row-len-0", "CNV-4", "out_of_range", of(4, 0, 0, &[&[0, 1], &[0, 0, 0, 0]]));
     area.invalid("row-len-beyond", "CNV-4", "out_of_range", of(4, 5, 0, &[&[0], &[0, 0, 0, 0]]));
-    area.invalid("referenced-beyond", "INT-3", "out_of_range", {
+    area.invalid("referenced-beyond", "INT-4", "out_of_range", {
         let ints = bytes().u8(3).v(2).u8(0).raw(entropy(&[8], 0)).raw(entropy(&[0, 0], 0));
         dense(F32, &[2], (6, bytes().u8(3).u8(0).raw(scale(1.0)).raw(ints)))
     });
@@ -302,18 +302,18 @@ fn joined(area: &mut Area) {
     let few = [1, 0, 1, 1, 0, 0, 0, 0, 1];
     for (per, lanes_log) in [(2, 0), (4, 2), (8, 5)] {
         let of = |ints: &[u8]| bytes().u8(4).u8(per).raw(entropy(&symbols_of(per, ints), lanes_log));
-        area.valid(&format!("joined-{per}"), "INT-7 INT-3", symbols(203, of(&draw(203, 1 << (8 / per)))))
+        area.valid(&format!("joined-{per}"), "INT-6 INT-4", symbols(203, of(&draw(203, 1 << (8 / per)))))
             .notes("the last symbol holds three integers");
-        area.valid(&format!("joined-{per}-of-one"), "INT-7", symbols(1, of(&[1])));
-        area.valid(&format!("joined-{per}-whole"), "INT-7", symbols(8, of(&few[..8])));
+        area.valid(&format!("joined-{per}-of-one"), "INT-6", symbols(1, of(&[1])));
+        area.valid(&format!("joined-{per}-whole"), "INT-6", symbols(8, of(&few[..8])));
         let count = u64::from(per) + 1;
         let mut padded = symbols_of(per, &few[..count as usize]);
         padded[1] |= 1 << (8 / per);
-        area.invalid(&format!("joined-{per}-padding"), "INT-7", "nonzero_padding", {
+        area.invalid(&format!("joined-{per}-padding"), "INT-6", "nonzero_padding", {
             symbols(count, bytes().u8(4).u8(per).raw(entropy(&padded, 0)))
         });
         padded[1] = 0x80;
-        area.invalid(&format!("joined-{per}-last-bit"), "INT-7", "nonzero_padding", {
+        area.invalid(&format!("joined-{per}-last-bit"), "INT-6", "nonzero_padding", {
             symbols(count, bytes().u8(4).u8(per).raw(entropy(&padded, 0)))
         });
     }
@@ -322,20 +322,20 @@ fn joined(area: &mut Area) {
             symbols(4, bytes().u8(4).u8(per).raw(entropy(&[0; 4], 0)))
         });
     }
-    area.invalid("joined-beyond", "INT-3", "out_of_range", {
+    area.invalid("joined-beyond", "INT-4", "out_of_range", {
         let ints = bytes().u8(4).u8(2).raw(entropy(&[0x87], 0));
         dense(F32, &[2], (6, bytes().u8(3).u8(0).raw(scale(1.0)).raw(ints)))
     });
-    area.valid("joined-wide", "INT-7", ulps(19, bytes().u8(4).u8(2).raw(entropy(&[0xf1, 0x2], 2)), 3));
+    area.valid("joined-wide", "INT-6", ulps(19, bytes().u8(4).u8(2).raw(entropy(&[0xf1, 0x2], 2)), 3));
     // 2,100 symbols, the last of one integer.
     let many = symbols_of(4, &draw(8397, 3));
     let freqs = freqs_of(&many);
     let join = |parts: Vec<Bytes>| parts.iter().fold(bytes().u8(4).u8(4).u8(10), |out, p| out.text(p));
     let own = |part: &[u8]| freqs_of(part).segment(part, 5);
     let shared = |part: &[u8]| bytes().v(1).raw(freqs.code(part, 2));
-    area.valid("joined-segments", "INT-1 INT-7", symbols(8397, join(many.chunks(1024).map(own).collect())))
+    area.valid("joined-segments", "INT-1 INT-6", symbols(8397, join(many.chunks(1024).map(own).collect())))
         .notes("segments of 2^10 symbols");
-    area.valid("joined-segments-with-shared-table", "INT-2 INT-7", {
+    area.valid("joined-segments-with-shared-table", "INT-2 INT-6", {
         coded(8397, join(many.chunks(1024).map(shared).collect()), &[freqs.table()])
     });
     area.invalid("joined-one-segment-of-many", "INT-1", "not_canonical", {
@@ -344,7 +344,7 @@ fn joined(area: &mut Area) {
     area.invalid("joined-shared-table-missing", "INT-2", "unknown_reference", {
         symbols(8, bytes().u8(4).u8(4).u8(0).raw(shared(&many[..2])))
     });
-    area.invalid("joined-by-group", "INT-6", "out_of_range", {
+    area.invalid("joined-by-group", "INT-3", "out_of_range", {
         symbols(8, bytes().u8(4).u8(4).u8(1).raw(own(&many[..2])))
     });
 }

@@ -193,7 +193,7 @@ fn pow2(area: &mut Area) {
     area.invalid("pow2-signs-short", "PW2-1", "length_mismatch", of(0, 0, &[1; 9], bytes().u8(0)));
     area.invalid("pow2-signs-long", "PW2-1", "length_mismatch", of(0, 0, &[1; 8], bytes().u16(0)));
     area.invalid("pow2-signs-padding", "CNV-1", "nonzero_padding", of(0, 0, &[1; 3], bytes().u8(8)));
-    area.invalid("pow2-code-256", "INT-3", "out_of_range", {
+    area.invalid("pow2-code-256", "INT-4", "out_of_range", {
         dense(F32, &[1], (4, bytes().u16(0).u8(0).packed(9, &[256]).u8(0).u8(0)))
     });
 }
@@ -257,7 +257,7 @@ fn affine(area: &mut Area) {
         of(8, 2, scale(f32::MAX).u8(2).f32(f32::MIN), 8, &[0, 1, 2, 255]),
     )
     .tensors();
-    area.invalid("affine-code-beyond", "AFF-1 INT-3", "out_of_range", of(3, 0, scale(1.0), 4, &[8]));
+    area.invalid("affine-code-beyond", "AFF-1 INT-4", "out_of_range", of(3, 0, scale(1.0), 4, &[8]));
     area.invalid("affine-point-beyond", "AFF-1", "out_of_range", of(3, 1, scale(1.0).u8(8), 3, &[0]));
     area.invalid("affine-bits-0", "CNV-4", "out_of_range", of(0, 0, scale(1.0), 0, &[0]));
     area.invalid("affine-bits-9", "CNV-4", "out_of_range", of(9, 0, scale(1.0), 9, &[0]));
@@ -284,7 +284,7 @@ fn codebook(area: &mut Area) {
     area.valid("codebook-256", "CBK-1", of(&full, 0, bytes().v(0), 8, &[0, 255, 128])).tensors();
     area.invalid(
         "codebook-code-beyond",
-        "CBK-1 INT-3",
+        "CBK-1 INT-4",
         "out_of_range",
         of(&entries[..3], 0, bytes().v(0), 2, &[3]),
     );
@@ -303,7 +303,7 @@ fn minifloat(area: &mut Area) {
             let values = bytes().u8(format as u8).raw(scale(1.0)).packed(7, &[1 << format.bits()]);
             area.invalid(
                 &format!("minifloat-{name}-beyond"),
-                "MFL-1 INT-3",
+                "MFL-1 INT-4",
                 "out_of_range",
                 dense(F32, &[1], (8, values)),
             );
@@ -494,7 +494,7 @@ fn encoded_kinds(area: &mut Area) {
         codes: exponents,
         negative: (0..4096).map(|i| i % 3 == 0).collect(),
     });
-    area.valid("encoded-referenced", "CAN-1 INT-5", encoded_values(Dtype::F32, &[64, 64], matrix))
+    area.valid("encoded-referenced", "CAN-1 INT-7", encoded_values(Dtype::F32, &[64, 64], matrix))
         .encoded()
         .notes("exponents that are a sum of a row's and a column's part: the coding is `referenced`");
 }
