@@ -25,6 +25,8 @@ pub struct Args {
 }
 
 const TARGET: &str = "wasm32-unknown-unknown";
+/// The browser of the tests, where Debian has it.
+const BROWSER: &str = "/usr/bin/chromium";
 /// Most bytes of the page, and of its compressed form.
 const MAX_PAGE: usize = 3_000_000;
 const MAX_COMPRESSED: usize = 1_000_000;
@@ -67,7 +69,7 @@ fn missing_browser() -> Option<String> {
     if !succeeds("node", &["--version"]) || !succeeds("npm", &["--version"]) {
         return Some("node and npm are missing".to_owned());
     }
-    let has_browser = || succeeds("chromium", &["--version"]);
+    let has_browser = || succeeds(BROWSER, &["--version"]);
     let install = ["install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core"];
     let is_root = || succeeds("sh", &["-c", "test $(id -u) = 0"]);
     let has = has_browser()
