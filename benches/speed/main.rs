@@ -26,9 +26,9 @@ use std::time::Instant;
 
 use data::Tensors;
 use gcodec::block::{CodedBlock, Scope, Target};
-use gcodec::compress::{Digests, Input, Options, compress, deltas, pending, random};
-use gcodec::digest::{SumChange, SumDigest};
-use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::compress::{Digests, Input, Options, compress, pending, random};
+use gcodec::digest::{SumChange, SumDigest, TensorDigests};
+use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
@@ -450,67 +450,86 @@ impl Bench {
         self.delta("delta", "evenly ", &base, &tensor(half.collect()));
     }
 
+    /// Measures a delta with sum digests, unless a row says otherwise.
     fn delta(&mut self, codec: &str, how: &str, base: &Tensors, new: &Tensors) {
         self.baselines(new);
         let (manifest, len) = (Arc::clone(&new.manifest), new.bytes());
         let (base, new) = (base.tensors[0].view(), new.tensors[0].view());
+        let info = &manifest.tensors()[0];
         let cost = self.best(|| _ = black_box(tensor_digest(base)));
-        self.row("digest of a tensor", len, cost, Against::Read, None);
+        self.row("hash of a tensor", len, cost, Against::Read, None);
+        let cost = self.best(|| _ = black_box(info.sum_digest(base)));
+        self.row("sum digest of a tensor", len, cost, Against::Read, None);
         let name = codec;
-        let codec: Codec = name.parse().expect("a codec");
         let input = |base, view| [Input { tensor: 0, name: "w", view, base: Some(base) }];
+        let codecs: [Codec; 3] = ["sum", "blake3", "both"].map(|digest| {
+            let separator = if name.contains(':') { ',' } else { ':' };
+            format!("{name}{separator}digest={digest}").parse().expect("a codec")
+        });
+        let [sums, hashes, _] = codecs;
         let compressed =
-            |from, to| compress(&input(from, to), &[codec], &Options::default(), None).expect("a base");
-        let digests = |from, to, blocks: &[CodedBlock]| {
-            UpdateHeader::default().with_delta(Some(deltas(&input(from, to), blocks)))
+            |from, to| compress(&input(from, to), &[sums], &Options::default(), None).expect("a base");
+        let write_with = |from, to, codec: Codec, kept: &Digests, blocks: &[CodedBlock]| {
+            let runs = kept.clone().deltas(&manifest, &input(from, to), &[codec], blocks);
+            write(&manifest, &UpdateHeader::default().with_runs(runs.expect("this manifest's")), blocks)
         };
-        let encode = |from, to| {
-            let blocks = compressed(from, to);
-            write(&manifest, &digests(from, to, &blocks), &blocks)
-        };
-        let (there, back, blocks) = (encode(base, new), encode(new, base), compressed(base, new));
+        let encode =
+            |from, to, codec, kept: &Digests| write_with(from, to, codec, kept, &compressed(from, to));
+        let mut kept = Digests::default();
+        let (there, back) = (encode(base, new, sums, &kept), encode(new, base, sums, &kept));
         let pairs = base.data().as_chunks::<2>().0.iter().zip(new.data().as_chunks::<2>().0);
         let changed = pairs.filter(|(base, new)| base != new).count();
         let n = new.elements() as f64;
         println!("{name}, {:.2} % of {n} bf16 elements {how}changed:", 100.0 * changed as f64 / n);
         let cost = self.best(|| drop(black_box(compressed(base, new))));
         self.row("compress delta", len, cost, Against::Read, None);
-        let header = digests(base, new, &blocks);
+        let run = Delta { first: 0, more: 0, base: [0; 16], result: [0; 16] };
+        let (header, blocks) = (UpdateHeader::default().with_delta(Some(vec![run])), compressed(base, new));
         let cost = self.best(|| drop(black_box(write(&manifest, &header, &blocks))));
         self.row("write delta", len, cost, Against::Read, None);
-        let cost = self.best(|| drop(black_box(encode(base, new))));
-        self.row("encode delta, both digests computed", len, cost, Against::Read, None);
-        let kept = tensor_digest(base);
-        let cost = self.best(|| {
-            let (blocks, mut digests) = (compressed(base, new), Digests::default());
-            digests.keep_base(0, kept);
-            let deltas = digests.deltas(&input(base, new), &blocks);
-            drop(black_box(write(&manifest, &UpdateHeader::default().with_delta(Some(deltas)), &blocks)));
-        });
-        self.row("encode delta, base digest kept", len, cost, Against::Read, None);
+        for (codec, digest) in codecs.into_iter().zip(["sums", "hashes", "both"]) {
+            let cost = self.best(|| drop(black_box(encode(base, new, codec, &kept))));
+            self.row(&format!("encode delta, {digest}"), len, cost, Against::Read, None);
+        }
+        let known = TensorDigests { hash: Some(tensor_digest(base)), sum: info.sum_digest(base).ok() };
+        known.hash.into_iter().for_each(|digest| kept.keep_base(0, digest));
+        known.sum.into_iter().for_each(|sum| kept.keep_base_sum(0, sum));
+        for (codec, digest) in codecs.into_iter().zip(["sum", "hash", "both"]) {
+            let cost = self.best(|| drop(black_box(encode(base, new, codec, &kept))));
+            self.row(&format!("encode delta, base's {digest} kept"), len, cost, Against::Read, None);
+        }
         let mut held = base.data().to_vec();
         let mut streams = [&there, &back].into_iter().cycle();
         let cost = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
         self.row("apply delta in place, without digests", len, cost, Against::Copy, None);
-        let cost = self.best(|| {
-            let mut assembler =
-                Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
-            assembler.base("w", base).expect("this manifest's");
-            drop(black_box(decode(&there, assembler)));
-        });
-        self.row("apply delta to new memory, both digests", len, cost, Against::Copy, None);
+        let streams = [(&there, "sum"), (&encode(base, new, hashes, &kept), "hash")];
+        for (stream, digest) in streams {
+            let cost = self.best(|| {
+                let mut assembler =
+                    Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
+                assembler.base("w", base).expect("this manifest's");
+                drop(black_box(decode(stream, assembler)));
+            });
+            let name = format!("apply delta to new memory, {digest}");
+            self.row(&name, len, cost, Against::Copy, None);
+        }
         let copy =
             |view: TensorView<'_>| TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec());
         let mut staged = copy(base).expect("the same shape");
-        let cost = self.best(|| {
-            let buffer = std::mem::replace(&mut staged, TensorBuf::from_f32(vec![0], &[]).expect("nothing"));
-            let mut assembler = Assembler::with_buffers(&manifest, [(0, buffer)]).expect("this manifest's");
-            assembler.base_with_digest("w", base, kept).expect("this manifest's");
-            apply(&there, &mut assembler);
-            let mut tensors = assembler.finish_with_digests().expect("the base of this delta");
-            staged = tensors.remove(0).1;
-        });
-        self.row("apply delta, base digest kept", len, cost, Against::Copy, None);
+        for (stream, digest) in streams {
+            let cost = self.best(|| {
+                let buffer =
+                    std::mem::replace(&mut staged, TensorBuf::from_f32(vec![0], &[]).expect("nothing"));
+                let mut assembler =
+                    Assembler::with_buffers(&manifest, [(0, buffer)]).expect("this manifest's");
+                assembler.base_with_digests("w", base, known).expect("this manifest's");
+                apply(stream, &mut assembler);
+                let mut tensors = assembler.finish_with_digests().expect("the base of this delta");
+                staged = tensors.remove(0).1;
+            });
+            let name = format!("apply delta, base's {digest} kept");
+            self.row(&name, len, cost, Against::Copy, None);
+        }
         println!("{:<40}{:>9.3} bits/changed element", "", there.len() as f64 * 8.0 / changed as f64);
     }
 

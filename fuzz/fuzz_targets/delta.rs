@@ -114,7 +114,10 @@ fn difference(
         .collect();
     let codecs = vec![codec; inputs.len()];
     let blocks = compress(&inputs, &codecs, &Options::default(), None).expect("tensors and their bases");
-    let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
+    // Blocks of any codec may be a delta.
+    let digests = random.one(&["delta", "delta:digest=blake3", "delta:digest=both"]).parse().expect("ours");
+    let runs = deltas(manifest, &inputs, &[digests], &blocks).expect("tensors of this manifest");
+    let header = UpdateHeader::default().with_runs(runs);
     let blocks = blocks.into_iter().map(|coded| (coded.block, coded.options)).collect();
     (Update { manifest: manifest.clone(), header, blocks }, result)
 }

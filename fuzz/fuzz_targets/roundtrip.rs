@@ -495,8 +495,9 @@ fn codec(random: &mut Random<'_>) {
         (blocks, feedback)
     });
     let Ok(blocks) = compressed.0 else { return };
-    let header = UpdateHeader::default().with_delta(is_delta.then(|| deltas(&inputs, &blocks)));
     let manifest = manifest(&tensors.iter().collect::<Vec<_>>());
+    let runs = deltas(&manifest, &inputs, &codecs, &blocks).expect("tensors of this manifest");
+    let header = UpdateHeader::default().with_runs(runs);
     let blocks: Vec<_> = blocks.into_iter().map(|coded| (coded.block, coded.options)).collect();
     let update = arbitrary::Update { manifest, header, blocks };
     let stream = match encode(&update, &EncodeOptions::default()) {

@@ -10,6 +10,7 @@ mod codec;
 pub mod codecs;
 mod compressor;
 pub(crate) mod device;
+mod digests;
 mod extents;
 mod feedback;
 mod moments;
@@ -24,8 +25,8 @@ mod sums;
 mod update;
 
 pub use codec::Codec;
-pub use codecs::delta::{Digests, deltas};
-pub use codecs::{Change, ChunkValues, Fit, Scaling, Share, Stages};
+pub use codecs::{Change, ChunkValues, DigestKind, Fit, Scaling, Share, Stages};
+pub use digests::{Digests, deltas};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};
 pub use pending::{Pending, pending};

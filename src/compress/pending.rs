@@ -4,9 +4,10 @@ use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
 use super::codec::Codec;
-use super::codecs::delta::{Changes, Digests};
+use super::codecs::delta::Changes;
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::{TopK, natural};
+use super::digests::Digests;
 use super::extents::{Extent, extents, runs};
 use super::options::{Input, Options};
 use super::settings::Selection;
@@ -15,7 +16,7 @@ use super::update::{check, compress};
 use crate::block::{BlockOptions, Later, LaterValues, PendingBlock, ValuesId};
 use crate::codes::Scratch;
 use crate::error::Result;
-use crate::frame::Delta;
+use crate::frame::{DeltaRuns, Manifest};
 
 /// Number of elements from which on a tensor's dense blocks are made when they are written.
 const LARGE: u64 = 1 << 16;
@@ -85,11 +86,13 @@ pub fn pending<'a>(inputs: &'a [Input<'a>], codecs: &'a [Codec], options: &Optio
 }
 
 impl Pending<'_> {
-    /// Returns the entries that the update's header has
-    /// ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)), as [`deltas`](super::deltas) does for
-    /// blocks that are made, for all inputs with a base. `digests`: those of the bases, if they are known.
-    pub fn deltas(&self, digests: &mut Digests) -> Vec<Delta> {
-        digests.expected(self.inputs, &self.joined)
+    /// Returns the runs that the update's header has, as [`deltas`](super::deltas) does for blocks that are
+    /// made, for all inputs with a base. `digests`: those of the bases, if they are known.
+    ///
+    /// # Errors
+    /// As [`deltas`](super::deltas).
+    pub fn deltas(&self, manifest: &Manifest, digests: &mut Digests) -> Result<DeltaRuns> {
+        digests.expected(manifest, self.inputs, self.codecs, &self.joined)
     }
 
     /// Divides a run of inputs into work.
@@ -267,7 +270,7 @@ mod tests {
 
     use super::*;
     use crate::compress::deltas;
-    use crate::frame::{Manifest, TensorInfo, UpdateHeader};
+    use crate::frame::{TensorInfo, UpdateHeader};
     use crate::random::word;
     use crate::stream::{EncodeOptions, Encoder};
     use crate::tensor::{Dtype, TensorBuf};
@@ -295,14 +298,14 @@ mod tests {
             Input { tensor: i as u64, name: &names[i], view: new.view(), base }
         };
         let inputs: Vec<Input<'_>> = (0..tensors.len()).map(input).collect();
-        let header = |delta| UpdateHeader::default().with_delta(is_delta.then_some(delta));
+        let header = |runs| UpdateHeader::default().with_runs(runs);
         let [mut at_once, mut in_batches] = [Vec::new(), Vec::new()];
         let blocks = compress(&inputs, codecs, options, None).unwrap();
-        let update = header(deltas(&inputs, &blocks));
+        let update = header(deltas(&manifest, &inputs, codecs, &blocks).unwrap());
         Encoder::new(EncodeOptions::default()).update(&mut at_once, &update, &manifest, &blocks).unwrap();
         let blocks = pending(&inputs, codecs, options).unwrap();
         assert!(blocks.work.len() > 1 || matches!(blocks.work[0], Work::Changes(..)));
-        let update = header(blocks.deltas(&mut Digests::default()));
+        let update = header(blocks.deltas(&manifest, &mut Digests::default()).unwrap());
         Encoder::new(EncodeOptions::default()).update(&mut in_batches, &update, &manifest, blocks).unwrap();
         assert!(at_once == in_batches, "{}", codecs[0]);
     }

@@ -12,3 +12,13 @@ pub use change::SumChange;
 pub use hash::{Digest, tensor_digest};
 pub(crate) use hash::{digest_head, run_digest};
 pub use sum::SumDigest;
+
+/// What is known of a tensor's digests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TensorDigests {
+    /// The hash ([`tensor_digest`]).
+    pub hash: Option<Digest>,
+    /// The share in a sum over several tensors
+    /// ([`TensorInfo::sum_digest`](crate::frame::TensorInfo::sum_digest)).
+    pub sum: Option<SumDigest>,
+}

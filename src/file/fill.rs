@@ -345,8 +345,8 @@ mod tests {
                 .collect();
             let codecs = vec![spec.parse().unwrap(); inputs.len()];
             let blocks = compress(&inputs, &codecs, &Options::default().with_block_len(300), None).unwrap();
-            let delta = is_delta.then(|| deltas(&inputs, &blocks));
-            writer.update(&UpdateHeader::default().with_delta(delta), &manifest, &blocks).unwrap();
+            let runs = deltas(&manifest, &inputs, &codecs, &blocks).unwrap();
+            writer.update(&UpdateHeader::default().with_runs(runs), &manifest, &blocks).unwrap();
         }
         writer.finish().unwrap()
     }

@@ -352,8 +352,8 @@ mod tests {
             let compressing = Options::default().with_block_len(300);
             let codecs = vec![spec.parse().unwrap(); inputs.len()];
             let blocks = compress(&inputs, &codecs, &compressing, None).unwrap();
-            let delta = is_delta.then(|| deltas(&inputs, &blocks));
-            let header = UpdateHeader::default().with_step(step as u64).with_delta(delta);
+            let runs = deltas(&manifest, &inputs, &codecs, &blocks).unwrap();
+            let header = UpdateHeader::default().with_step(step as u64).with_runs(runs);
             writer.update(&header, &manifest, &blocks).unwrap();
         }
         writer.finish().unwrap()

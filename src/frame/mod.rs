@@ -24,7 +24,7 @@ pub use manifest::{Manifest, ManifestId, Shard, TensorInfo};
 pub use metadata::Metadata;
 pub use model::{Model, Weights};
 pub(crate) use update::{BlockOrder, UpdateWriter};
-pub use update::{Delta, Reduction, UpdateHeader, UpdatePart};
+pub use update::{Delta, DeltaRuns, Reduction, UpdateHeader, UpdatePart};
 
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Limits, check};

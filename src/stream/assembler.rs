@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
-use crate::digest::SumDigest;
+use crate::digest::{SumDigest, TensorDigests};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{
     BlockOrder, Digest, Manifest, TensorInfo, UpdateHeader, UpdatePart, run_digest, tensor_digest,
@@ -141,25 +141,26 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// [`Error::Input`] if the manifest has another type or shape for the tensor.
     pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
-        self.set_base(name, Base { tensor, digest: None })
+        self.base_with_digests(name, tensor, TensorDigests::default())
     }
 
-    /// As [`Self::base`], for a tensor whose digest ([`tensor_digest`]) the caller knows, as
-    /// [`Self::finish_with_digests`] returned it: it is not computed again.
+    /// As [`Self::base`], for a tensor some of whose digests the caller knows, as
+    /// [`Self::finish_with_digests`] returned them: they are not computed again.
     ///
     /// # Errors
     /// As [`Self::base`].
-    pub fn base_with_digest(&mut self, name: &str, tensor: TensorView<'b>, digest: Digest) -> Result<()> {
-        self.set_base(name, Base { tensor, digest: Some(digest) })
-    }
-
-    fn set_base(&mut self, name: &str, base: Base<'b>) -> Result<()> {
+    pub fn base_with_digests(
+        &mut self,
+        name: &str,
+        tensor: TensorView<'b>,
+        digests: TensorDigests,
+    ) -> Result<()> {
         let Some(number) = self.manifest.find(name) else { return Ok(()) };
         let info = &self.manifest.tensors()[in_memory(number)];
-        if info.dtype != base.tensor.dtype() || info.shape != base.tensor.shape() {
+        if info.dtype != tensor.dtype() || info.shape != tensor.shape() {
             return Err(Error::input(InputErrorKind::BaseOfAnotherKind).in_tensor(number));
         }
-        self.base.insert(name.to_owned(), base);
+        self.base.insert(name.to_owned(), Base { tensor, digests });
         Ok(())
     }
 
@@ -338,7 +339,11 @@ impl<'b> Assembler<'b> {
         let summed = self.summed.add(header.sums.as_deref().unwrap_or_default(), is_wanted)?;
         let infos = Arc::clone(&self.manifest);
         check_hashes(&hashed, |number| base_of(&self.base, &infos, number))?;
-        check_sums(&summed, &infos, |number| base_of(&self.base, &infos, number))?;
+        for (number, sum) in check_sums(&summed, &infos, |number| base_of(&self.base, &infos, number))? {
+            if let Some(base) = self.base.get_mut(&infos.tensors()[in_memory(number)].name) {
+                base.digests.sum = Some(sum);
+            }
+        }
         let hashed = hashed.iter().map(|run| (run.first, run.last()));
         let summed = summed.iter().map(|run| (run.first, run.last()));
         for number in hashed.chain(summed).flat_map(|(first, last)| first..=last) {
@@ -425,12 +430,12 @@ impl<'b> Assembler<'b> {
         Ok(self.finish_with_digests()?.into_iter().map(|(number, tensor, _)| (number, tensor)).collect())
     }
 
-    /// As [`Self::finish`], with the digests ([`tensor_digest`]) of the tensors that a delta lists, which
-    /// were computed to verify it, and of those that it leaves as they are, if the caller gave them.
+    /// As [`Self::finish`], with the digests of the tensors that a delta lists, of the kinds that were computed
+    /// to verify it, and of those that it leaves as they are, if the caller gave them.
     ///
     /// # Errors
     /// As [`Self::finish`].
-    pub fn finish_with_digests(mut self) -> Result<Vec<(u64, TensorBuf, Option<Digest>)>> {
+    pub fn finish_with_digests(mut self) -> Result<Vec<(u64, TensorBuf, TensorDigests)>> {
         if !self.is_complete() {
             return Err(Error::input(InputErrorKind::IncompleteUpdate));
         }
@@ -439,32 +444,42 @@ impl<'b> Assembler<'b> {
         for (number, info) in infos.tensors().iter().enumerate() {
             let Some(mut buffer) = self.tensors[number].take() else { continue };
             buffer.prepare(u64::MAX, u64::MAX, false);
-            let (number, mut data, mut digest) = (number as u64, buffer.data, None);
+            let (number, mut data, mut digests) = (number as u64, buffer.data, TensorDigests::default());
             // A delta contains only the tensors that changed: the others are copied from the base.
             if self.is_delta && !self.begun.contains(&number) {
                 let base = base_of(&self.base, &infos, number)?;
                 copy(base.tensor.data(), &mut data);
-                digest = base.digest;
+                digests = base.digests;
             }
-            out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?, digest));
+            out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?, digests));
         }
-        out.par_iter_mut()
-            .filter(|(number, ..)| self.hashed.contains(*number))
-            .for_each(|(_, tensor, digest)| *digest = Some(tensor_digest(tensor.view())));
+        let digested = out.par_iter_mut().map(|(number, tensor, digests)| {
+            if self.hashed.contains(*number) {
+                digests.hash = Some(tensor_digest(tensor.view()));
+            }
+            if self.summed.contains(*number) {
+                let base = base_of(&self.base, &infos, *number)?;
+                let info = &infos.tensors()[in_memory(*number)];
+                digests.sum = Some(match base.digests.sum {
+                    Some(sum) => info.sum_after(sum, base.tensor, tensor.view())?,
+                    None => info.sum_digest(tensor.view())?,
+                });
+            }
+            Ok(())
+        });
+        digested.collect::<Vec<_>>().into_iter().collect::<Result<()>>()?;
+        let of_run = |first: u64, more: u64| {
+            let start = out.partition_point(|(number, ..)| *number < first);
+            out[start..=start + in_memory(more)].iter().map(|(.., digests)| digests)
+        };
         for run in self.hashed.iter() {
-            let start = out.partition_point(|(number, ..)| *number < run.first);
-            let tensors = &out[start..=start + in_memory(run.more)];
-            let digests: Vec<Digest> = tensors.iter().filter_map(|(.., digest)| *digest).collect();
+            let digests: Vec<Digest> = of_run(run.first, run.more).filter_map(|d| d.hash).collect();
             if run_digest(&digests) != run.result {
                 return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(run.first));
             }
         }
         for run in self.summed.iter() {
-            let start = out.partition_point(|(number, ..)| *number < run.first);
-            let tensors = out[start..=start + in_memory(run.more)].par_iter();
-            let sums = tensors
-                .map(|(number, tensor, _)| infos.tensors()[in_memory(*number)].sum_digest(tensor.view()));
-            if sums.collect::<Result<Vec<_>>>()?.into_iter().sum::<SumDigest>() != run.result {
+            if of_run(run.first, run.more).filter_map(|d| d.sum).sum::<SumDigest>() != run.result {
                 return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(run.first));
             }
         }

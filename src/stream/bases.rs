@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
-use crate::digest::SumDigest;
+use crate::digest::{SumDigest, TensorDigests};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::frame::{Delta, Digest, Manifest, run_digest, tensor_digest};
+use crate::frame::{Delta, Manifest, run_digest, tensor_digest};
 use crate::limits::in_memory;
 use crate::tensor::TensorView;
 
@@ -14,8 +14,8 @@ use crate::tensor::TensorView;
 #[derive(Clone, Copy)]
 pub(super) struct Base<'b> {
     pub(super) tensor: TensorView<'b>,
-    /// Its digest, if the caller knows it.
-    pub(super) digest: Option<Digest>,
+    /// Its digests, as far as the caller knows them or they were computed.
+    pub(super) digests: TensorDigests,
 }
 
 /// Returns the base of a tensor of the manifest.
@@ -76,35 +76,33 @@ impl<D: Copy + PartialEq> ListedRuns<D> {
 
 /// Compares bases with the hashes of runs.
 pub(super) fn check_hashes<'b>(runs: &[Delta], base: impl Fn(u64) -> Result<Base<'b>> + Sync) -> Result<()> {
-    compare(
-        runs,
-        |number| {
-            let base = base(number)?;
-            Ok(base.digest.unwrap_or_else(|| tensor_digest(base.tensor)))
-        },
-        run_digest,
-    )
+    let digest = |number| {
+        let base = base(number)?;
+        Ok(base.digests.hash.unwrap_or_else(|| tensor_digest(base.tensor)))
+    };
+    compare(runs, digest, run_digest).map(drop)
 }
 
-/// Compares bases with the sums of runs.
+/// Compares bases with the sums of runs. Returns the sums of their tensors.
 pub(super) fn check_sums<'b>(
     runs: &[Delta<SumDigest>],
     manifest: &Manifest,
     base: impl Fn(u64) -> Result<Base<'b>> + Sync,
-) -> Result<()> {
-    compare(
-        runs,
-        |number| manifest.tensors()[in_memory(number)].sum_digest(base(number)?.tensor),
-        |shares| shares.iter().copied().sum(),
-    )
+) -> Result<Vec<(u64, SumDigest)>> {
+    let digest = |number| {
+        let Base { tensor, digests } = base(number)?;
+        digests.sum.map_or_else(|| manifest.tensors()[in_memory(number)].sum_digest(tensor), Ok)
+    };
+    compare(runs, digest, |shares| shares.iter().copied().sum())
 }
 
-/// Compares the digests of bases with those of runs. `of_run`: the digest of tensors with these.
+/// Compares the digests of bases with those of runs. Returns those of their tensors. `of_run`: the digest of
+/// tensors with these.
 fn compare<D: Copy + PartialEq + Send>(
     runs: &[Delta<D>],
     digest: impl Fn(u64) -> Result<D> + Sync,
     of_run: impl Fn(&[D]) -> D,
-) -> Result<()> {
+) -> Result<Vec<(u64, D)>> {
     let numbers: Vec<u64> = runs.iter().flat_map(|run| run.first..=run.last()).collect();
     let digests: Vec<Result<D>> = numbers.par_iter().map(|&number| digest(number)).collect();
     let digests = digests.into_iter().collect::<Result<Vec<D>>>()?;
@@ -115,5 +113,5 @@ fn compare<D: Copy + PartialEq + Send>(
             return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(run.first));
         }
     }
-    Ok(())
+    Ok(numbers.into_iter().zip(digests).collect())
 }

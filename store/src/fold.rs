@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
-use gcodec::frame::Digest;
+use gcodec::digest::SumDigest;
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -70,7 +70,7 @@ impl Store {
             let groups = part.map_or(0..model.groups.len(), |n| n as usize..n as usize + 1);
             let tensors = model.groups[groups.clone()].iter().flat_map(Clone::clone);
             let missing = || Error::corrupt(layout::version_path(from), "an anchor lacks a group");
-            let known = |digests: &mut dyn Iterator<Item = Option<Digest>>| {
+            let known = |digests: &mut dyn Iterator<Item = Option<SumDigest>>| {
                 digests.collect::<Option<Vec<_>>>().ok_or_else(missing)
             };
             all_old.extend(match part {
@@ -106,7 +106,7 @@ impl Store {
         for (version, digests, record) in
             [(from, &all_old, &to_first.record), (to, &all_new, &to_last.record)]
         {
-            if layout::hex(&gcodec::internal::run_digest(digests)) != record.state {
+            if digests.iter().copied().sum::<SumDigest>().to_string() != record.state {
                 return Err(wrong(version));
             }
         }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use gcodec::frame::{Digest, TensorInfo};
+use gcodec::digest::SumDigest;
+use gcodec::frame::TensorInfo;
 use gcodec::{Codec, Dtype};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -161,7 +162,7 @@ pub(crate) struct Record {
     pub(crate) meta: BTreeMap<String, String>,
     /// The table of tensors.
     pub(crate) model: Object,
-    /// Digest of all weights: that of a run of all tensors (spec, section 6), 32 hexadecimal digits.
+    /// Digest of all weights: the sum of those of all tensors (spec, section 6.1), 32 hexadecimal digits.
     pub(crate) state: String,
     /// Bytes of all weights.
     pub(crate) bytes: u64,
@@ -300,18 +301,15 @@ pub(crate) fn from_text<T: DeserializeOwned>(bytes: &[u8], path: &str) -> Result
     serde_json::from_slice(body).map_err(|e| corrupt(format!("invalid JSON: {e}")))
 }
 
-/// Returns a digest as hexadecimal digits.
-pub(crate) fn hex(digest: &Digest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Reads a digest of 32 hexadecimal digits.
-pub(crate) fn digest(text: &str, path: &str) -> Result<Digest> {
+pub(crate) fn digest(text: &str, path: &str) -> Result<SumDigest> {
     let digits: Option<Vec<u8>> = text.chars().map(|c| Some(c.to_digit(16)? as u8)).collect();
     let bytes: Option<Vec<u8>> =
         digits.map(|d| d.chunks(2).map(|pair| pair.iter().fold(0, |n, d| n * 16 + d)).collect());
     let digest = (text.len() == 32).then_some(bytes).flatten().and_then(|b| b.try_into().ok());
-    digest.ok_or_else(|| Error::corrupt(path, format!("{text:?} is no digest")))
+    digest
+        .and_then(SumDigest::from_bytes)
+        .ok_or_else(|| Error::corrupt(path, format!("{text:?} is no digest")))
 }
 
 #[cfg(test)]
@@ -343,9 +341,15 @@ mod tests {
 
     #[test]
     fn digests_have_32_digits() {
-        let digest = std::array::from_fn(|i| i as u8 * 17);
-        assert_eq!(super::digest(&hex(&digest), "x").unwrap(), digest);
-        for wrong in ["", "0", "zz112233445566778899aabbccddeeff", "00112233445566778899aabbccddee\u{e9}"] {
+        let digest = SumDigest::from_bytes(std::array::from_fn(|i| i as u8 * 7)).unwrap();
+        assert_eq!(super::digest(&digest.to_string(), "x").unwrap(), digest);
+        for wrong in [
+            "",
+            "0",
+            "ffffff7f000000000000000000000000",
+            "zz112233445566778899aabbccddeeff",
+            "00112233445566778899aabbccddee\u{e9}",
+        ] {
             assert!(super::digest(wrong, "x").is_err());
         }
     }

@@ -114,7 +114,7 @@ pub struct Version {
     pub anchor_bytes: Option<u64>,
     /// Tensors that differ from the version before.
     pub touched: u64,
-    /// Digest of all weights (spec, section 6), in hexadecimal digits.
+    /// Digest of all weights: the sum of their digests (spec, section 6.1), in hexadecimal digits.
     pub state: String,
 }
 

@@ -7,8 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use gcodec::compress::{self, Change, Digests, Input, codecs::Delta};
-use gcodec::frame::{Digest, TensorInfo, UpdateHeader, tensor_digest};
-use gcodec::internal::run_digest;
+use gcodec::digest::SumDigest;
+use gcodec::frame::{TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Codec, TensorBuf, TensorView};
 use rayon::prelude::*;
@@ -109,7 +109,7 @@ impl<'s> Publisher<'s> {
         let Next { model, views, old } = self.next(version, tensors)?;
         let continues = last.filter(|_| is_worth_a_delta(&model, &old));
         let of_last = last.map(|(replica, _)| replica);
-        let digests = digests(&views, &old, of_last);
+        let digests = digests(&model, &views, &old, of_last)?;
         let old_digest = |n: usize| of_last.zip(old[n]).map(|(last, old)| last.digests[old]);
         let changed: Vec<usize> = (0..views.len()).filter(|&n| old_digest(n) != Some(digests[n])).collect();
 
@@ -136,7 +136,7 @@ impl<'s> Publisher<'s> {
             nonce: nonce(),
             meta: meta.clone(),
             model: model.object.clone(),
-            state: layout::hex(&run_digest(&digests)),
+            state: digests.iter().copied().sum::<SumDigest>().to_string(),
             bytes: model.bytes(),
             touched: changed.len() as u64,
             anchor_version: before.map_or(version, |(_, record)| record.anchor_version),
@@ -325,10 +325,10 @@ impl Sender<'_> {
             };
             let input = self.input(group, n, view, Some(before));
             if let Some(digest) = digest {
-                known.keep_base(input.tensor, digest);
+                known.keep_base_sum(input.tensor, digest);
             }
             if let Some(digest) = result {
-                known.keep_result(input.tensor, digest);
+                known.keep_result_sum(input.tensor, digest);
             }
             inputs.push(input);
             // Differences from zeros are longer than the elements.
@@ -361,11 +361,11 @@ impl Sender<'_> {
     ) -> Result<Vec<u8>> {
         let mut stream = || {
             let blocks = compress::pending(inputs, codecs, &compress::Options::default())?;
-            let deltas = layout::is_delta(&label).then(|| blocks.deltas(&mut known));
+            let runs = blocks.deltas(&self.model.manifests[group], &mut known)?;
             let header = UpdateHeader::default().with_step(self.version).with_label(label.to_string());
             let mut encoder = Encoder::new(EncodeOptions::default());
             let mut out = Vec::new();
-            encoder.update(&mut out, &header.with_delta(deltas), &self.model.manifests[group], blocks)?;
+            encoder.update(&mut out, &header.with_runs(runs), &self.model.manifests[group], blocks)?;
             encoder.finish(&mut out);
             Ok(out)
         };
@@ -374,18 +374,25 @@ impl Sender<'_> {
 }
 
 /// A tensor, and its digest if it is known.
-type Known<'t> = (TensorView<'t>, Option<Digest>);
+type Known<'t> = (TensorView<'t>, Option<SumDigest>);
 
 /// Returns the codec of tensors that the version before does not have.
 fn overwriting() -> Codec {
     Codec::Delta(Delta { values: Change::Overwrite, ..Delta::default() })
 }
 
-/// Returns the digests of tensors. Those that equal the tensors of the last version have its digests.
-fn digests(new: &[TensorView<'_>], old: &[Option<usize>], last: Option<&Replica>) -> Vec<Digest> {
-    let digest = |(view, old): (&TensorView<'_>, &Option<usize>)| match last.zip(*old) {
-        Some((last, old)) if last.tensors[old].data() == view.data() => last.digests[old],
-        _ => tensor_digest(*view),
+/// Returns the digests of tensors: where the last version has such a tensor, its digest and the changes.
+fn digests(
+    model: &Model,
+    new: &[TensorView<'_>],
+    old: &[Option<usize>],
+    last: Option<&Replica>,
+) -> Result<Vec<SumDigest>> {
+    let digest = |((info, view), old): ((&TensorInfo, &TensorView<'_>), &Option<usize>)| match last.zip(*old)
+    {
+        Some((last, old)) => info.sum_after(last.digests[old], last.tensors[old].view(), *view),
+        None => info.sum_digest(*view),
     };
-    new.par_iter().zip(old).map(digest).collect()
+    let digests = model.infos.par_iter().zip(new).zip(old).map(digest);
+    digests.collect::<Vec<_>>().into_iter().collect::<gcodec::Result<_>>().map_err(Error::Codec)
 }

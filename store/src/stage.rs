@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use gcodec::frame::{Digest, tensor_digest};
+use gcodec::digest::SumDigest;
 use gcodec::{TensorBuf, TensorView};
 use rayon::prelude::*;
 
@@ -24,9 +24,9 @@ const WAYS: usize = 16;
 pub struct Staged {
     pub(crate) staging: Staging,
     /// Version that the receiver held, its table, and its digests.
-    held: Option<(u64, Arc<Model>, Vec<Digest>)>,
+    held: Option<(u64, Arc<Model>, Vec<SumDigest>)>,
     version: u64,
-    state: Digest,
+    state: SumDigest,
     meta: BTreeMap<String, String>,
     bytes: u64,
     steps: usize,
@@ -254,9 +254,11 @@ impl Store {
         let ordered = model.infos.iter().map(|info| given.remove(&info.name).map(Arc::new));
         let missing = || Error::input(format!("a tensor of version {version} is missing"));
         let tensors = ordered.collect::<Option<Vec<_>>>().ok_or_else(missing)?;
-        let digests: Vec<Digest> = tensors.par_iter().map(|tensor| tensor_digest(tensor.view())).collect();
+        let digests =
+            model.infos.par_iter().zip(&tensors).map(|(info, tensor)| info.sum_digest(tensor.view()));
+        let digests: Vec<_> = digests.collect::<gcodec::Result<_>>().map_err(Error::Codec)?;
         let replica = Replica { version, meta: record.meta.clone(), model, tensors, digests };
-        match layout::hex(&replica.state()) == record.state {
+        match replica.state().to_string() == record.state {
             true => Ok(replica),
             false => Err(self.other_values(&replica)),
         }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use gcodec::frame::{Digest, Manifest, TensorInfo, tensor_digest};
-use gcodec::internal::run_digest;
+use gcodec::digest::{SumDigest, TensorDigests};
+use gcodec::frame::{Manifest, TensorInfo};
 use gcodec::stream::Assembler;
 use gcodec::{Limits, TensorBuf, TensorView};
 use rayon::prelude::*;
@@ -97,7 +97,7 @@ pub struct Replica {
     pub(crate) meta: BTreeMap<String, String>,
     pub(crate) model: Arc<Model>,
     pub(crate) tensors: Vec<Arc<TensorBuf>>,
-    pub(crate) digests: Vec<Digest>,
+    pub(crate) digests: Vec<SumDigest>,
 }
 
 impl Replica {
@@ -122,9 +122,9 @@ impl Replica {
         self.model.find(name).map(|i| self.tensors[i].view())
     }
 
-    /// Returns the digest of all tensors (spec, section 6).
-    pub fn state(&self) -> Digest {
-        run_digest(&self.digests)
+    /// Returns the digest of all tensors: the sum of theirs (spec, section 6.1).
+    pub fn state(&self) -> SumDigest {
+        self.digests.iter().copied().sum()
     }
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Staging {
     pub(crate) model: Arc<Model>,
     pub(crate) tensors: Vec<Option<Arc<TensorBuf>>>,
     /// Digests of the tensors, where they are known: an anchor's are computed when they are needed.
-    pub(crate) digests: Vec<Option<Digest>>,
+    pub(crate) digests: Vec<Option<SumDigest>>,
 }
 
 impl Staging {
@@ -195,10 +195,10 @@ impl Staging {
         }
         let names: HashSet<&str> = wanted.iter().map(|&n| self.model.infos[n].name.as_str()).collect();
         let decoded = self.decode(&file, &update.manifest, group.clone(), &names, limits).map_err(stream)?;
-        for (number, tensor, digest) in decoded {
+        for (number, tensor, digests) in decoded {
             let n = group.start + number as usize;
             self.tensors[n] = Some(Arc::new(tensor));
-            self.digests[n] = digest;
+            self.digests[n] = digests.sum;
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Staging {
         group: Range<usize>,
         names: &HashSet<&str>,
         limits: &Limits,
-    ) -> gcodec::Result<Vec<(u64, TensorBuf, Option<Digest>)>> {
+    ) -> gcodec::Result<Vec<(u64, TensorBuf, TensorDigests)>> {
         // Checks first that the wanted tensors fit into the memory of `limits`.
         let mut assembler = Assembler::new(manifest, limits, |name| names.contains(name))?;
         let is_new =
@@ -220,13 +220,13 @@ impl Staging {
         let zeros = Zeros::of(group.clone().filter(is_new).map(|n| &self.model.infos[n]));
         for n in group {
             let info = &self.model.infos[n];
-            match (&self.tensors[n], self.digests[n]) {
-                (Some(tensor), Some(digest)) => {
-                    assembler.base_with_digest(&info.name, tensor.view(), digest)?;
+            match &self.tensors[n] {
+                Some(tensor) => {
+                    let digests = TensorDigests { sum: self.digests[n], hash: None };
+                    assembler.base_with_digests(&info.name, tensor.view(), digests)?;
                 }
-                (Some(tensor), None) => assembler.base(&info.name, tensor.view())?,
-                (None, _) if is_new(&n) => assembler.base(&info.name, zeros.like(info)?)?,
-                (None, _) => {}
+                None if is_new(&n) => assembler.base(&info.name, zeros.like(info)?)?,
+                None => {}
             }
         }
         file.apply(0, &mut assembler)?;
@@ -235,18 +235,14 @@ impl Staging {
 
     /// Computes the digests that are not known yet, and returns the digest of all; `None` if some are
     /// missing.
-    pub(crate) fn digest(&mut self) -> Option<Digest> {
-        let (tensors, digests) = (&self.tensors, &self.digests);
-        let unknown: Vec<usize> = (0..digests.len()).filter(|&n| digests[n].is_none()).collect();
-        let computed: Vec<(usize, Digest)> = unknown
-            .par_iter()
-            .filter_map(|&n| Some((n, tensor_digest(tensors[n].as_ref()?.view()))))
-            .collect();
-        for (n, digest) in computed {
-            self.digests[n] = Some(digest);
-        }
-        let all: Option<Vec<Digest>> = self.digests.iter().copied().collect();
-        all.map(|all| run_digest(&all))
+    pub(crate) fn digest(&mut self) -> Option<SumDigest> {
+        let (tensors, infos) = (&self.tensors, &self.model.infos);
+        self.digests.par_iter_mut().enumerate().for_each(|(n, digest)| {
+            if let (None, Some(tensor)) = (&digest, &tensors[n]) {
+                *digest = infos[n].sum_digest(tensor.view()).ok();
+            }
+        });
+        self.digests.iter().copied().sum()
     }
 }
 

@@ -45,10 +45,11 @@ fn inputs<'a>(old: &'a [TensorBuf], new: &'a [TensorBuf]) -> Vec<Input<'a>> {
 fn encode(old: &[TensorBuf], new: &[TensorBuf], codec: &str) -> Vec<u8> {
     let inputs = inputs(old, new);
     let codec: Codec = codec.parse().unwrap();
-    let blocks = compress(&inputs, &vec![codec; new.len()], &Options::default(), None).unwrap();
+    let codecs = vec![codec; new.len()];
+    let blocks = compress(&inputs, &codecs, &Options::default(), None).unwrap();
     let infos = inputs.iter().map(|i| TensorInfo::new(i.name, i.view.dtype(), i.view.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
-    let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
+    let header = UpdateHeader::default().with_runs(deltas(&manifest, &inputs, &codecs, &blocks).unwrap());
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
     encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
     encoder.finish(&mut out);

@@ -58,15 +58,15 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
     let (mut at_once, mut at_writing) = (Vec::new(), Vec::new());
     let mut first = encoder();
     let made = compress(&inputs, codecs, options, None).and_then(|blocks| {
-        let header = header.clone().with_delta(is_delta.then(|| deltas(&inputs, &blocks)));
+        let header = header.clone().with_runs(deltas(&manifest, &inputs, codecs, &blocks)?);
         first.update(&mut at_once, &header, &manifest, &blocks)
     });
     let mut second = encoder();
-    let header_of = |pending: &Pending<'_>| {
-        header.clone().with_delta(is_delta.then(|| pending.deltas(&mut Digests::default())))
+    let header_of = |pending: &Pending<'_>| -> gcodec::Result<UpdateHeader> {
+        Ok(header.clone().with_runs(pending.deltas(&manifest, &mut Digests::default())?))
     };
     let written = pending(&inputs, codecs, options)
-        .and_then(|blocks| second.update(&mut at_writing, &header_of(&blocks), &manifest, blocks));
+        .and_then(|blocks| second.update(&mut at_writing, &header_of(&blocks)?, &manifest, blocks));
     if written.is_err() {
         assert!(at_writing.is_empty(), "a failed update appends nothing");
         assert_eq!(second.offset(), 0);
@@ -75,7 +75,7 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
     second.finish(&mut at_writing);
     if let (Ok(()), Ok(blocks)) = (&written, pending(&inputs, codecs, options)) {
         let mut writer = Writer::new(Vec::new(), EncodeOptions::default().with_part_bytes(1 << 20));
-        writer.update(&header_of(&blocks), &manifest, blocks).unwrap();
+        writer.update(&header_of(&blocks).unwrap(), &manifest, blocks).unwrap();
         assert!(writer.finish().unwrap() == at_writing, "a writer writes what an encoder does");
     }
     [made.map(|()| at_once), written.map(|()| at_writing)]

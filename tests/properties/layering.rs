@@ -44,6 +44,7 @@ const COMPRESS: Rooms = Rooms {
         "compressor",
         "codecs",
         "codec",
+        "digests",
         "update",
         "pending",
         "device",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gcodec::compress::random::word;
 use gcodec::compress::{Input, Options, compress, deltas};
-use gcodec::frame::{Manifest, Shard, TensorInfo, UpdateHeader};
+use gcodec::frame::{DeltaRuns, Manifest, Shard, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Error, Limits, TensorBuf, TensorView};
 
@@ -40,15 +40,15 @@ fn encode(old: &[(TensorInfo, TensorBuf)], new: &[(TensorInfo, TensorBuf)], code
     let codec: Codec = codec.parse().unwrap();
     // Each shard has blocks and a digest of its own, so that no rank needs the base of another.
     let mut blocks = Vec::new();
-    let mut entries = Vec::new();
+    let mut runs = DeltaRuns::default();
+    let manifest = Arc::new(Manifest::new(new.iter().map(|(info, _)| info.clone()).collect()).unwrap());
     for input in &inputs {
         let own = compress(std::slice::from_ref(input), &[codec], &Options::default(), None).unwrap();
-        entries.extend(deltas(std::slice::from_ref(input), &own));
+        runs = runs.with(deltas(&manifest, std::slice::from_ref(input), &[codec], &own).unwrap());
         blocks.extend(own);
     }
-    let manifest = Arc::new(Manifest::new(new.iter().map(|(info, _)| info.clone()).collect()).unwrap());
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update(&mut out, &UpdateHeader::default().with_delta(Some(entries)), &manifest, &blocks).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default().with_runs(runs), &manifest, &blocks).unwrap();
     encoder.finish(&mut out);
     out
 }

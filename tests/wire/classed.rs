@@ -142,7 +142,7 @@ fn delta(base: &[TensorBuf], new: &[TensorBuf], spec: &str) -> Vec<u8> {
         .collect();
     let codecs = vec![spec.parse::<Codec>().unwrap(); new.len()];
     let blocks = compress(&inputs, &codecs, &Options::default(), None).unwrap();
-    let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
+    let header = UpdateHeader::default().with_runs(deltas(&manifest, &inputs, &codecs, &blocks).unwrap());
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
     encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
     encoder.finish(&mut out);

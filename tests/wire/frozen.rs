@@ -163,8 +163,8 @@ fn encoded_in_parts(tensors: &Named, base: Option<&Named>, codecs: &[&str], part
         .collect();
     let codecs: Vec<Codec> = codecs.into_iter().cycle().take(inputs.len()).collect();
     let blocks = compress(&inputs, &codecs, &Options::default(), None).unwrap();
-    let delta = base.map(|_| deltas(&inputs, &blocks));
-    let header = UpdateHeader::default().with_label(label).with_delta(delta);
+    let runs = deltas(&manifest, &inputs, &codecs, &blocks).unwrap();
+    let header = UpdateHeader::default().with_label(label).with_runs(runs);
     let (mut encoder, mut out) =
         (Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes)), Vec::new());
     encoder.update(&mut out, &header, &manifest, &blocks).unwrap();

@@ -58,10 +58,10 @@ fn encoded(tensors: &[(String, TensorBuf)], codec: Codec, profile: Profile) -> R
     let codecs = vec![codec; inputs.len()];
     // Blocks of several elements, so that scopes are ranges, tensors and runs of tensors.
     let blocks = pending(&inputs, &codecs, &Options::default().with_block_len(5000))?;
-    let delta = is_delta.then(|| blocks.deltas(&mut Digests::default()));
+    let runs = blocks.deltas(&manifest(tensors), &mut Digests::default())?;
     let mut encoder = Encoder::new(EncodeOptions::default().with_profile(profile).with_part_bytes(20_000));
     let mut out = Vec::new();
-    encoder.update(&mut out, &UpdateHeader::default().with_delta(delta), &manifest(tensors), blocks)?;
+    encoder.update(&mut out, &UpdateHeader::default().with_runs(runs), &manifest(tensors), blocks)?;
     encoder.finish(&mut out);
     Ok(out)
 }

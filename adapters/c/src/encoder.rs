@@ -107,20 +107,19 @@ impl Encoder {
             [one] => vec![*one; inputs.len()],
             all => all.to_vec(),
         };
-        let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
         let result = match feedback {
             None => threads::run(|| {
                 let blocks = pending(&inputs, &codecs, options)?;
-                let delta = is_delta.then(|| blocks.deltas(&mut Digests::default()));
-                Ok((blocks, delta))
+                let runs = blocks.deltas(&manifest, &mut Digests::default())?;
+                Ok((blocks, runs))
             })
-            .and_then(|(blocks, delta)| self.append(header.with_delta(delta), &manifest, blocks, put)),
+            .and_then(|(blocks, runs)| self.append(header.with_runs(runs), &manifest, blocks, put)),
             Some(feedback) => threads::run(|| {
                 let blocks = compress(&inputs, &codecs, options, Some(&mut feedback.inner))?;
-                let delta = is_delta.then(|| deltas(&inputs, &blocks));
-                Ok((blocks, delta))
+                let runs = deltas(&manifest, &inputs, &codecs, &blocks)?;
+                Ok((blocks, runs))
             })
-            .and_then(|(blocks, delta)| self.append(header.with_delta(delta), &manifest, blocks, put)),
+            .and_then(|(blocks, runs)| self.append(header.with_runs(runs), &manifest, blocks, put)),
         };
         result
             .map_err(|e| e.named(|number| tensors.get(usize::try_from(number).ok()?).map(|(name, _)| *name)))

@@ -307,12 +307,15 @@ class Delta(Codec):
     `values`: `"ulp"` (default), differences in units of the last place, which is smallest, or
     `"overwrite"`, the new elements, which may be applied twice. `positions` as in `TopK`; with `"ulp"`,
     `"auto"` and `"classed"` predict positions from the base. Where more than a quarter of the elements change
-    and that helps little, `"auto"` sends a difference for each element, which is faster.
+    and that helps little, `"auto"` sends a difference for each element, which is faster. `digest`: digests of
+    the tensors before and after, `"sum"` (default), `"blake3"` or `"both"`. Tensors on a CUDA device are
+    compared there with `"blake3"`, and copied to the host with sums.
     """
 
     name: ClassVar[str] = "delta"
     values: str = field(default="ulp", kw_only=True)
     positions: str = field(default="auto", kw_only=True)
+    digest: str = field(default="sum", kw_only=True)
 
 
 CODECS: tuple[type[Codec], ...] = (

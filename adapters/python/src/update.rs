@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gcodec::block::{CodedBlock, PendingBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, pending};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::{Delta, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
+use gcodec::frame::{DeltaRuns, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
 use gcodec::{Codec, TensorView};
 use pyo3::prelude::*;
 
@@ -269,8 +269,8 @@ impl Update<'_> {
         let start = Instant::now();
         let manifest = Arc::clone(&self.manifest);
         if !self.lent_bases.is_empty() {
-            let (blocks, entries) = self.changes()?;
-            let header = self.header.clone().with_delta(Some(entries));
+            let (blocks, runs) = self.changes()?;
+            let header = self.header.clone().with_runs(runs);
             let blocks = Box::new(blocks.into_iter().map(|block| Ok(block.into())));
             return Ok(Compressed { header, manifest, blocks, time: start.elapsed() });
         }
@@ -281,11 +281,10 @@ impl Update<'_> {
             is_delta(&codecs[number]) && manifest.tensors()[number].shard.is_some()
         };
         let (apart, inputs): (Vec<_>, Vec<_>) = self.inputs.iter().copied().partition(is_apart);
-        let has_delta = codecs.iter().any(is_delta);
         if let (Memory::None, true, true) = (&memory, self.lent.is_empty(), apart.is_empty()) {
             let blocks = pending(&self.inputs, &self.on_host, self.options)?;
-            let entries = has_delta.then(|| blocks.deltas(&mut self.digests));
-            let header = self.header.clone().with_delta(entries);
+            let runs = blocks.deltas(&manifest, &mut self.digests)?;
+            let header = self.header.clone().with_runs(runs);
             return Ok(Compressed { header, manifest, blocks: Box::new(blocks), time: start.elapsed() });
         }
         let (on_devices, mut on_host) = match memory {
@@ -297,17 +296,16 @@ impl Update<'_> {
             }
             memory => self.compress(&inputs, memory)?,
         };
-        let mut entries = if has_delta { self.digests.deltas(&inputs, &on_host) } else { Vec::new() };
+        let mut runs = self.digests.deltas(&manifest, &inputs, codecs, &on_host)?;
         // Shards of deltas have blocks and digests of their own, so that a receiver needs no other's base.
         for input in &apart {
             let one = std::slice::from_ref(input);
             let own = compress(one, &[codecs[input.tensor as usize]], self.options, None)?;
-            entries.extend(self.digests.deltas(one, &own));
+            runs = runs.with(self.digests.deltas(&manifest, one, codecs, &own)?);
             on_host.extend(own);
         }
-        entries.sort_by_key(|entry| entry.first);
         let time = start.elapsed();
-        let header = self.header.clone().with_delta(has_delta.then_some(entries));
+        let header = self.header.clone().with_runs(runs);
         let mut blocks = on_devices;
         blocks.extend(on_host.into_iter().map(PendingBlock::from));
         // Blocks of each side are in order, and all blocks of a tensor are on one side.
@@ -323,7 +321,7 @@ impl Update<'_> {
     }
 
     /// Returns the blocks and digests of an update of deltas on a device.
-    fn changes(&mut self) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
+    fn changes(&mut self) -> Result<(Vec<CodedBlock>, DeltaRuns), Failure> {
         let mut changed = Vec::with_capacity(self.lent.len());
         for (number, name, lent) in &self.lent {
             let base = self.lent_bases.get(name).ok_or(gcodec::Error::from(InputErrorKind::MissingBase))?;

@@ -98,7 +98,7 @@ def test_the_bytes_are_the_hosts(driver: MockDriver, rng: np.random.Generator, s
         assert sink.data == expected
 
 
-DELTAS = ["delta", "delta:positions=classed", "delta:positions=rice", "delta:values=overwrite"]
+DELTAS = [f"delta:{option}digest=blake3" for option in ("", "positions=classed,", "positions=rice,", "values=overwrite,")]
 
 
 def changed(rng: np.random.Generator, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -116,7 +116,7 @@ def test_deltas_and_their_digests_are_the_hosts(driver: MockDriver, rng: np.rand
     old = arrays(rng, getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
     new = changed(rng, old)
     expected, before = gcodec.encode(new, spec, base=old), driver.count("cuLaunchKernel")
-    rules = {"v": "delta:values=overwrite", "z": "delta:positions=tokens"}
+    rules = {"v": "delta:values=overwrite,digest=blake3", "z": "delta:positions=tokens,digest=blake3"}
     ruled = gcodec.encode(new, spec, base=old, rules=rules)
     base = shared(driver, old) | {"another": Shared(Memory(driver, old["m"]))}
     crossed = driver.count("bytes to the host")
@@ -134,35 +134,40 @@ def test_deltas_and_their_digests_are_the_hosts(driver: MockDriver, rng: np.rand
 
 
 def test_deltas_of_both_sides_are_compressed_on_the_host(driver: MockDriver, rng: np.random.Generator) -> None:
+    spec = "delta:digest=blake3"
     old = arrays(rng)
     new = changed(rng, old)
     there, base, launches = shared(driver, new), shared(driver, old), driver.count("cuLaunchKernel")
-    on_host = gcodec.encode(new, "delta", base=old)
-    assert gcodec.encode(there, "delta", base=old) == on_host
-    assert gcodec.encode(new, "delta", base=base) == on_host
-    assert gcodec.encode(there | {"v": new["v"]}, "delta", base=base) == on_host
-    assert gcodec.encode(there, "delta", base=base | {"m": Shared(Memory(driver, old["m"], device=1))}) == on_host
+    on_host = gcodec.encode(new, spec, base=old)
+    assert gcodec.encode(there, spec, base=old) == on_host
+    assert gcodec.encode(new, spec, base=base) == on_host
+    assert gcodec.encode(there | {"v": new["v"]}, spec, base=base) == on_host
+    assert gcodec.encode(there, spec, base=base | {"m": Shared(Memory(driver, old["m"], device=1))}) == on_host
     rules = {"v": "lossless"}
-    assert gcodec.encode(there, "delta", base=base, rules=rules) == gcodec.encode(new, "delta", base=old, rules=rules)
+    assert gcodec.encode(there, spec, base=base, rules=rules) == gcodec.encode(new, spec, base=old, rules=rules)
     doubles, zeros = {"d": rng.standard_normal(9)}, {"d": np.zeros(9)}
-    assert gcodec.encode(shared(driver, doubles), "delta", base=shared(driver, zeros)) == gcodec.encode(doubles, "delta", base=zeros)
+    assert gcodec.encode(shared(driver, doubles), spec, base=shared(driver, zeros)) == gcodec.encode(doubles, spec, base=zeros)
+    sums = gcodec.encode(new, "delta", base=old)
+    assert gcodec.encode(there, "delta", base=base) == sums
+    both = gcodec.Delta(digest="both")
+    assert gcodec.encode(there, spec, base=base, rules={"v": both}) == gcodec.encode(new, spec, base=old, rules={"v": both})
     assert driver.count("cuLaunchKernel") == launches
     for wrong in ({"m": base["m"]}, base | {"v": base["m"]}):
         with pytest.raises(gcodec.InputError):
-            gcodec.encode(there, "delta", base=wrong)
+            gcodec.encode(there, spec, base=wrong)
 
 
 def test_a_delta_that_fails_says_why(driver: MockDriver, rng: np.random.Generator) -> None:
     new = changed(rng, old := arrays(rng))
     there, base = shared(driver, new), shared(driver, old)
-    expected = gcodec.encode(new, "delta", base=old)
+    expected = gcodec.encode(new, "delta:digest=blake3", base=old)
     gcodec.cuda.release_memory()
     for call in ("cuMemAlloc", "cuLaunchKernel", "cuMemcpyDtoH"):
         driver.fail(call, 0)
         with pytest.raises(gcodec.DeviceError):
-            gcodec.encode(there, "delta", base=base)
+            gcodec.encode(there, "delta:digest=blake3", base=base)
         driver.fail(call, -1)
-        assert gcodec.encode(there, "delta", base=base) == expected
+        assert gcodec.encode(there, "delta:digest=blake3", base=base) == expected
         gcodec.cuda.release_memory()
 
 

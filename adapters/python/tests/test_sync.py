@@ -69,7 +69,7 @@ class OnDevice(Shared):
 def test_a_sender_compares_on_the_device(driver: MockDriver) -> None:
     weights = {"a": np.ones((40, 300), np.float32), "b": np.arange(9, dtype=np.float32)}
     there = {name: OnDevice(Memory(driver, array)) for name, array in weights.items()}
-    on_host, on_device = sync.Sender(weights), sync.Sender(there, on_device=True)
+    on_host, on_device = sync.Sender(weights, codec="delta:digest=blake3"), sync.Sender(there, on_device=True)
     whole = sum(array.nbytes for array in weights.values())
     for version in range(1, 4):
         for name, array in weights.items():
@@ -81,8 +81,9 @@ def test_a_sender_compares_on_the_device(driver: MockDriver) -> None:
         assert driver.count("cuLaunchKernel") > launches
         assert driver.count("bytes to the host") - crossed < whole / 2
         assert on_device.anchor() == on_host.anchor() and on_device.version == version
-    sender = sync.Sender({"w": torch.ones(5)}, on_device=True)
-    assert sender.delta({"w": torch.zeros(5)}) == sync.Sender({"w": torch.ones(5)}).delta({"w": torch.zeros(5)})
+    for codec in ("delta", gcodec.Delta(digest="both")):
+        on_host, on_device = (sync.Sender({"w": torch.ones(5)}, codec=codec, on_device=on) for on in (False, True))
+        assert on_device.delta({"w": torch.zeros(5)}) == on_host.delta({"w": torch.zeros(5)})
 
 
 def test_the_sender_chooses_what_deltas_say(chain: Chain) -> None:

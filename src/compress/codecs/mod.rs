@@ -22,7 +22,7 @@ mod threshold;
 mod topk;
 
 pub use chunked::{ChunkValues, Chunked};
-pub use delta::{Change, Delta};
+pub use delta::{Change, Delta, DigestKind};
 pub use demo::Demo;
 pub use dither::Dither;
 pub use int8::Int8;

@@ -21,7 +21,8 @@ use rayon::prelude::*;
 
 use super::super::codecs::Delta;
 use super::super::codecs::delta::classes::Places;
-use super::super::codecs::delta::{Digests, classes, division, is_sent, scope};
+use super::super::codecs::delta::{classes, division, is_sent, scope};
+use super::super::digests::Digests;
 use super::{Outline, check_order};
 use crate::arch::pages;
 use crate::block::{
@@ -36,7 +37,7 @@ use crate::frame::Digest;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 
-pub use crate::compress::codecs::delta::Digested;
+pub use crate::compress::digests::Digested;
 pub use crate::compress::extents::Span;
 
 /// Number of elements of a step.
@@ -266,19 +267,19 @@ fn diffs(width: u64, bytes: &[u8]) -> Vec<i64> {
     }
 }
 
-/// Returns the digests of a base and of a new tensor, as far as they are kept.
-pub fn known(digests: &Digests, tensor: u64) -> (Option<Digest>, Option<Digest>) {
+/// Returns the hashes of a base and of a new tensor, as far as they are kept.
+pub fn known(digests: &Digests, tensor: u64) -> [Option<Digest>; 2] {
     digests.known(tensor)
 }
 
-/// Returns the entries of an update's header for these tensors, which have blocks among `blocks`, and keeps
-/// the digests of the results as those of the next bases. `digested`: in ascending order.
+/// Returns the runs that an update's header has for these tensors, which have blocks among `blocks`, and
+/// keeps the hashes of the results as those of the next bases. `digested`: in ascending order.
 pub fn deltas<B: AsRef<Block>>(
     digests: &mut Digests,
     digested: &[Digested],
     blocks: &[B],
 ) -> Vec<frame::Delta> {
-    digests.entries(digested, blocks)
+    digests.hashed(digested, blocks)
 }
 
 /// Returns the bytes that are hashed before a tensor's elements for its digest (spec, section 6).

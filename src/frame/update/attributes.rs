@@ -88,14 +88,32 @@ impl OnWire for SumDigest {
     }
 }
 
-/// Runs of a delta by the kind of their digests.
+/// Runs of tensors that a delta changes, by the kind of their digests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Runs {
-    pub(super) hashed: Option<Vec<Delta>>,
-    pub(super) summed: Option<Vec<Delta<SumDigest>>>,
+pub struct DeltaRuns {
+    /// Runs with hashes; `None` if the update has no hashes.
+    pub hashed: Option<Vec<Delta>>,
+    /// Runs with sum digests; `None` if the update has none.
+    pub summed: Option<Vec<Delta<SumDigest>>>,
 }
 
-pub(super) fn write(out: &mut Vec<u8>, label: &str, runs: &Runs) {
+impl DeltaRuns {
+    /// Returns the runs of two sets of tensors, in ascending order.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        fn all<D>(one: Option<Vec<Delta<D>>>, other: Option<Vec<Delta<D>>>) -> Option<Vec<Delta<D>>> {
+            let mut runs = match (one, other) {
+                (Some(one), Some(other)) => [one, other].into_iter().flatten().collect(),
+                (one, other) => one.or(other)?,
+            };
+            runs.sort_by_key(|run| run.first);
+            Some(runs)
+        }
+        Self { hashed: all(self.hashed, other.hashed), summed: all(self.summed, other.summed) }
+    }
+}
+
+pub(super) fn write(out: &mut Vec<u8>, label: &str, runs: &DeltaRuns) {
     let label = &label.as_bytes()[..label.floor_char_boundary(MAX_LABEL)];
     let count = [!label.is_empty(), runs.hashed.is_some(), runs.summed.is_some()];
     put_varint(out, count.map(u64::from).iter().sum());
@@ -186,7 +204,7 @@ mod tests {
         let read = |runs: &[(u64, u64)]| {
             let delta = |&(first, more): &(u64, u64)| Delta { first, more, base: [1; 16], result: [2; 16] };
             let (mut bytes, delta) = (Vec::new(), Vec::from_iter(runs.iter().map(delta)));
-            write(&mut bytes, "", &Runs { hashed: Some(delta.clone()), summed: None });
+            write(&mut bytes, "", &DeltaRuns { hashed: Some(delta.clone()), summed: None });
             let mut header = UpdateHeader::default();
             read(&mut Cursor::new(&bytes, 100, "update"), &mut header).map_err(|e| e.name())?;
             assert_eq!(header.delta, Some(delta));

@@ -5,8 +5,7 @@ mod parallel;
 mod tables;
 mod write;
 
-use attributes::Runs;
-pub use attributes::{AttributeId, Delta};
+pub use attributes::{AttributeId, Delta, DeltaRuns};
 pub(crate) use write::UpdateWriter;
 
 use std::sync::Arc;
@@ -73,6 +72,12 @@ impl UpdateHeader {
         with_label label String
         with_delta delta Option<Vec<Delta>>
         with_sums sums Option<Vec<Delta<SumDigest>>>
+    }
+
+    /// Sets [`UpdateHeader::delta`] and [`UpdateHeader::sums`].
+    #[must_use]
+    pub fn with_runs(self, runs: DeltaRuns) -> Self {
+        self.with_delta(runs.hashed).with_sums(runs.summed)
     }
 
     /// Whether the update changes a base instead of starting from zeros.
@@ -214,7 +219,7 @@ fn read_head(cursor: &mut Cursor<'_>, limits: &Limits) -> Result<Head> {
     Ok(Head { manifest, header, part, tables, block_count })
 }
 
-fn write_head(out: &mut Vec<u8>, header: &UpdateHeader, manifest: ManifestId, part: u64, runs: &Runs) {
+fn write_head(out: &mut Vec<u8>, header: &UpdateHeader, manifest: ManifestId, part: u64, runs: &DeltaRuns) {
     out.extend_from_slice(&manifest.0);
     let fields =
         [header.step, header.round, header.sender, header.world, header.contributors, header.inner_steps];

@@ -30,7 +30,7 @@ fn delta(runs: &[(u64, u64)]) -> UpdateHeader {
 /// The body of a part, whatever rules it breaks.
 fn body(manifest: &Manifest, header: &UpdateHeader, blocks: &[Block]) -> Vec<u8> {
     let (mut out, sets) = (Vec::new(), Sets::new());
-    let runs = Runs { hashed: header.delta.clone(), summed: header.sums.clone() };
+    let runs = DeltaRuns { hashed: header.delta.clone(), summed: header.sums.clone() };
     write_head(&mut out, header, manifest.id(), 0, &runs);
     put_varint(&mut out, 0);
     put_varint(&mut out, blocks.len() as u64);

@@ -12,7 +12,7 @@ use crate::block::{PendingBlock, Profile, Scope, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::parallel::write_blocks;
-use crate::frame::update::{BlockOrder, Runs, tables::shared_tables, write_head};
+use crate::frame::update::{BlockOrder, DeltaRuns, tables::shared_tables, write_head};
 use crate::frame::{Delta, IndexedUpdate, Manifest, UpdateHeader};
 
 /// Weight from which a block has its own tables: it is too long to gain from shared ones.
@@ -229,7 +229,7 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
         let context = self.context(sets);
         let tables = choose_tables(context, &mut blocks)?;
         let mut head = Vec::new();
-        write_head(&mut head, header, manifest.id(), self.number, &Runs { hashed, summed });
+        write_head(&mut head, header, manifest.id(), self.number, &DeltaRuns { hashed, summed });
         put_varint(&mut head, tables.len() as u64);
         tables.iter().for_each(|t| t.write(&mut head));
         put_varint(&mut head, blocks.len() as u64);

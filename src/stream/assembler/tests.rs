@@ -126,7 +126,10 @@ fn bases_of_another_type_or_shape_are_refused() {
     for base in [&ints, &longer] {
         let expected = InputError { kind, tensor: Some(1) };
         assert_eq!(refused(assembler.base("t1", base.view())), expected);
-        assert_eq!(refused(assembler.base_with_digest("t1", base.view(), [0; 16])), expected);
+        assert_eq!(
+            refused(assembler.base_with_digests("t1", base.view(), TensorDigests::default())),
+            expected
+        );
         assembler.base("another", base.view()).unwrap();
     }
 }
@@ -135,30 +138,47 @@ fn bases_of_another_type_or_shape_are_refused() {
 fn digests_of_a_delta_come_back() {
     let manifest = manifest(&[(Dtype::F32, 2); 3]);
     let (before, after) = (f32s(&[0.0, 0.0]), f32s(&[0.0, 5.0]));
-    let entry = run(0, std::slice::from_ref(&before), std::slice::from_ref(&after));
+    let hashes = run(0, std::slice::from_ref(&before), std::slice::from_ref(&after));
+    let [base, result] =
+        [&before, &after].map(|tensor| manifest.tensors()[0].sum_digest(tensor.view()).unwrap());
+    let sums = Delta { first: 0, more: 0, base, result };
     let block = sparse(Scope::Tensor(0), 1, 5.0);
-    let delta = UpdateHeader::default().with_delta(Some(vec![entry]));
-    // The digest of a tensor that does not change is the caller's.
-    let known = [9; 16];
-    let changed = Some(tensor_digest(after.view()));
-    for (header, expected) in [(delta, [changed, Some(known), None]), (UpdateHeader::default(), [None; 3])] {
-        let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
-        assembler.base_with_digest("t0", before.view(), entry.base).unwrap();
-        assembler.base_with_digest("t1", before.view(), known).unwrap();
-        assembler.base("t2", before.view()).unwrap();
-        apply_all(&mut assembler, &encode(&manifest, &header, [&block], false)).unwrap();
-        let found = assembler.finish_with_digests().unwrap();
-        let tensors = [&after, &before, &before];
-        for ((number, (found, expected)), tensor) in (0..).zip(found.iter().zip(expected)).zip(tensors) {
-            assert_eq!(found, &(number, tensor.clone(), expected));
+    let delta = |hashed: bool, summed: bool| {
+        let header = UpdateHeader::default().with_delta(hashed.then(|| vec![hashes]));
+        header.with_sums(summed.then(|| vec![sums]))
+    };
+    let right = TensorDigests { hash: Some(hashes.base), sum: Some(base) };
+    let changed = TensorDigests { hash: Some(hashes.result), sum: Some(result) };
+    // The digests of a tensor that does not change are the caller's, all wrong.
+    let wrong = TensorDigests { hash: Some([9; 16]), sum: SumDigest::from_bytes([9; 16]) };
+    let none = TensorDigests::default();
+    for (header, expected) in [
+        (delta(true, true), [changed, wrong, none]),
+        (delta(true, false), [TensorDigests { sum: None, ..changed }, wrong, none]),
+        (delta(false, true), [TensorDigests { hash: None, ..changed }, wrong, none]),
+        (delta(false, false), [none; 3]),
+    ] {
+        let stream = encode(&manifest, &header, [&block], false);
+        for digests in [right, none] {
+            let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
+            assembler.base_with_digests("t0", before.view(), digests).unwrap();
+            assembler.base_with_digests("t1", before.view(), wrong).unwrap();
+            assembler.base("t2", before.view()).unwrap();
+            apply_all(&mut assembler, &stream).unwrap();
+            let found = assembler.finish_with_digests().unwrap();
+            let tensors = [&after, &before, &before];
+            for ((number, (found, expected)), tensor) in (0..).zip(found.iter().zip(expected)).zip(tensors) {
+                assert_eq!(found, &(number, tensor.clone(), expected));
+            }
+        }
+        // Digests are not computed again: wrong ones are of another base.
+        if header.is_delta() {
+            let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
+            assembler.base_with_digests("t0", before.view(), wrong).unwrap();
+            let applied = apply_all(&mut assembler, &stream);
+            assert_eq!(refused(applied).kind, InputErrorKind::BaseMismatch);
         }
     }
-    // The digest is not computed again: a wrong one is another base.
-    let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
-    assembler.base_with_digest("t0", before.view(), known).unwrap();
-    let header = UpdateHeader::default().with_delta(Some(vec![entry]));
-    let applied = apply_all(&mut assembler, &encode(&manifest, &header, [&block], false));
-    assert_eq!(refused(applied).kind, InputErrorKind::BaseMismatch);
 }
 
 #[test]

@@ -433,9 +433,7 @@ impl Update<'_> {
         let explained = |e| plan::explain(e, &manifest);
         if feedback.is_none() && self.learned.is_none() {
             let blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
-            if is_delta {
-                header = header.with_delta(Some(blocks.deltas(&mut Digests::default())));
-            }
+            header = header.with_runs(blocks.deltas(&manifest, &mut Digests::default()).map_err(explained)?);
             return writer.update(&header, &manifest, blocks).map_err(explained);
         }
         let blocks = compress::compress(&inputs, &codecs, self.options, feedback).map_err(explained)?;
@@ -443,9 +441,7 @@ impl Update<'_> {
             Some(learned) => learned.encode(blocks, &manifest, self.place.sender)?,
             None => blocks,
         };
-        if is_delta {
-            header = header.with_delta(Some(compress::deltas(&inputs, &blocks)));
-        }
+        header = header.with_runs(compress::deltas(&manifest, &inputs, &codecs, &blocks).map_err(explained)?);
         writer.update(&header, &manifest, blocks).map_err(explained)
     }
 

@@ -31,7 +31,7 @@ impl Plan {
         let mut plan = Self::default();
         let mut groups = 0u64;
         for input in inputs {
-            let (base, result) = known(digests, input.tensor);
+            let [base, result] = known(digests, input.tensor);
             plan.known.push([base, result]);
             let missing = [(base, &input.base), (result, &input.new)].into_iter();
             for (_, tensor) in missing.filter(|(known, _)| known.is_none()) {

@@ -163,12 +163,16 @@ def place_changes(
 
     All go the same way, because tensors of several codecs share digests.
     """
-    if not tensors or not all(spec.partition(":")[0] == "delta" for spec in specs) or not tensors.keys() <= bases.keys():
+    deltas = [options.split(",") for name, _, options in (spec.partition(":") for spec in specs) if name == "delta"]
+    if not tensors or len(deltas) < len(specs) or not tensors.keys() <= bases.keys():
         return None
     bases = {name: local(bases[name]) for name in tensors}
     where = {cuda_device(x) for x in (*tensors.values(), *bases.values())} - {-1}
     device = next(iter(where), None)
     if device is None or len(where) > 1:
+        return None
+    if not all("digest=blake3" in options for options in deltas):
+        _log_once(_log.debug, "deltas: CUDA tensors are copied to the host and compressed there: sum digests")
         return None
     try:
         _native.cuda_open(device)

@@ -3,7 +3,7 @@
 use gcodec::Codec;
 use gcodec::block::CodedBlock;
 use gcodec::compress::Digests;
-use gcodec::frame::Delta;
+use gcodec::frame::DeltaRuns;
 use gcodec_cuda::{DeltaCompressor, DeltaInput};
 
 use super::{Lent, device, opened};
@@ -22,8 +22,8 @@ pub(crate) struct Changed<'a> {
 pub(crate) fn changes(
     changed: &[Changed<'_>],
     digests: &mut Digests,
-) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
-    let Some(first) = changed.first() else { return Ok((Vec::new(), Vec::new())) };
+) -> Result<(Vec<CodedBlock>, DeltaRuns), Failure> {
+    let Some(first) = changed.first() else { return Ok((Vec::new(), DeltaRuns::default())) };
     let (ordinal, stream) = (first.new.ordinal(), first.new.stream());
     let device = device(ordinal)?;
     let mut inputs = Vec::with_capacity(changed.len());
@@ -42,5 +42,6 @@ pub(crate) fn changes(
     // If two threads had a compressor each, one is kept.
     let other = opened().idle_deltas.insert(ordinal, compressor);
     drop(other);
-    Ok(made?)
+    let (blocks, runs) = made?;
+    Ok((blocks, DeltaRuns { hashed: Some(runs), summed: None }))
 }

@@ -1,7 +1,6 @@
 //! Lossless changes of a base.
 
 pub(in crate::compress) mod classes;
-mod digests;
 mod pieces;
 
 use std::collections::VecDeque;
@@ -18,9 +17,8 @@ use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;
 use classes::{Classes, Places};
-pub use digests::{Digested, Digests, deltas};
-pub(in crate::compress) use pieces::division;
 use pieces::{Piece, Step, for_each_step};
+pub(in crate::compress) use pieces::{RUN_BYTES, division};
 
 /// `delta`: sends the elements that differ from a base, without loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +27,8 @@ pub struct Delta {
     pub values: Change,
     /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
+    /// `digest`: digests of the tensors before and after. Default: `sum`.
+    pub digest: DigestKind,
 }
 
 /// Values of a delta: the form in which it sends an element that changes.
@@ -44,12 +44,30 @@ pub enum Change {
     Overwrite,
 }
 
+/// The digests that an update has for each tensor that it changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DigestKind {
+    /// Sum digests (spec, section 6.1): they add up over the shards of a tensor, and that of a result is that
+    /// of the base and the changes. They detect accidents.
+    Sum,
+    /// Hashes by BLAKE3 (spec, section 6), which detect changes on purpose, too.
+    Blake3,
+    /// Both.
+    Both,
+}
+
 const VALUES: Setting<Change> =
     Setting::one_of("values", &[(Change::Ulp, "ulp"), (Change::Overwrite, "overwrite")]).unless(Change::Ulp);
 
+const DIGEST: Setting<DigestKind> = Setting::one_of(
+    "digest",
+    &[(DigestKind::Sum, "sum"), (DigestKind::Blake3, "blake3"), (DigestKind::Both, "both")],
+)
+.unless(DigestKind::Sum);
+
 impl Default for Delta {
     fn default() -> Self {
-        Self { values: Change::Ulp, positions: Positions::Auto }
+        Self { values: Change::Ulp, positions: Positions::Auto, digest: DigestKind::Sum }
     }
 }
 
@@ -58,7 +76,8 @@ impl Compressor for Delta {
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.visit(&VALUES, &mut self.values)?;
-        visitor.positions(&mut self.positions)
+        visitor.positions(&mut self.positions)?;
+        visitor.visit(&DIGEST, &mut self.digest)
     }
 
     fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {

@@ -15,7 +15,7 @@ const PIECE: u64 = 16 << 20;
 
 /// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor
 /// of them needs the base of all.
-pub(super) const RUN_BYTES: usize = 8 << 20;
+pub(in crate::compress) const RUN_BYTES: usize = 8 << 20;
 
 /// Divides consecutive tensors of these numbers of elements into those that share a block, and a large tensor
 /// into parts that have a block each.

@@ -187,10 +187,7 @@ fn write<W: std::io::Write>(
     };
     let explained = |e| plan::explain(e, &manifest);
     let pending = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
-    let header = match base {
-        Some(_) => header.with_delta(Some(pending.deltas(&mut Digests::default()))),
-        None => header,
-    };
+    let header = header.with_runs(pending.deltas(&manifest, &mut Digests::default()).map_err(explained)?);
     let mut blocks = 0;
     writer.update(&header, &manifest, pending.inspect(|_| blocks += 1)).map_err(explained)?;
     Ok(blocks)

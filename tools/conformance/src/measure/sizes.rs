@@ -391,7 +391,7 @@ pub(super) fn measure_delta(base: &Dump, next: &Dump, codec: &str) -> Result<Del
         _ => 0,
     };
     let changed = blocks.iter().map(diffs).sum();
-    let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
+    let header = UpdateHeader::default().with_runs(deltas(&next.manifest, &inputs, &codecs, &blocks)?);
     let (cost, tensors) = measure(next, &blocks, &header, Some(base))?;
     if tensors != next.tensors {
         return Err(format!("{}: the result is not the new weights", next.name).into());

@@ -106,9 +106,10 @@ fn real() -> Result<Vec<u8>> {
                 Input { tensor: i as u64, name, view, base }
             })
             .collect();
-        let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None)?;
-        let delta = (spec == "delta").then(|| deltas(&inputs, &blocks));
-        let header = UpdateHeader::default().with_step(step as u64).with_label(spec.into()).with_delta(delta);
+        let codecs = vec![codec; inputs.len()];
+        let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
+        let runs = deltas(&manifest, &inputs, &codecs, &blocks)?;
+        let header = UpdateHeader::default().with_step(step as u64).with_label(spec.into()).with_runs(runs);
         encoder.update(&mut out, &header, &manifest, &blocks)?;
     }
     encoder.finish(&mut out);
