@@ -3,6 +3,7 @@
 use crate::digest::{SumChange, SumDigest};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::TensorInfo;
+use crate::limits::in_memory;
 use crate::tensor::TensorView;
 
 impl TensorInfo {
@@ -16,6 +17,44 @@ impl TensorInfo {
             return Err(Error::input(InputErrorKind::Mismatch { what }));
         }
         Ok(self.weighted(SumDigest::of_shard(tensor, &self.offsets())?))
+    }
+
+    /// Returns the share of some consecutive elements of this tensor, in row-major order from element
+    /// `first` on: large tensors come in pieces. The shares of all pieces add up to the tensor's.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the elements are not of the tensor, or of a type of less than a byte and not all
+    /// of the tensor.
+    pub fn sum_of_elements(&self, first: u64, data: &[u8]) -> Result<SumDigest> {
+        let mismatch = || Error::input(InputErrorKind::Mismatch { what: "elements and manifest" });
+        if data.len() as u64 == self.bytes() && first == 0 {
+            return self.sum_digest(TensorView::new(self.dtype, &self.shape, data)?);
+        }
+        let width = in_memory(u64::from(self.dtype.bits()) / 8);
+        if width == 0 || !data.len().is_multiple_of(width) {
+            return Err(mismatch());
+        }
+        let len = (data.len() / width) as u64;
+        if first.checked_add(len).is_none_or(|end| end > self.elements()) {
+            return Err(mismatch());
+        }
+        let mut sum = SumDigest::ZERO;
+        let mut rest = data;
+        for Block { shape, at } in blocks(&self.shape, first, len) {
+            let count = crate::tensor::elements(&shape).map_or(0, in_memory);
+            let own = rest.split_off(..count * width).ok_or_else(mismatch)?;
+            let offsets: Vec<u64> = self.offsets().iter().zip(&at).map(|(a, b)| a.wrapping_add(*b)).collect();
+            sum += SumDigest::of_shard(TensorView::new(self.dtype, &shape, own)?, &offsets)?;
+        }
+        Ok(self.weighted(sum))
+    }
+
+    /// Returns the name and the shape of the whole tensor: this one's, unless it is a shard.
+    pub fn whole(&self) -> (&str, &[u64]) {
+        match &self.shard {
+            Some(shard) => (self.name_of_whole(), &shard.global_shape),
+            None => (&self.name, &self.shape),
+        }
     }
 
     /// Returns the share of `new`, given that of `old`, in time that depends on the number of changed
@@ -68,6 +107,43 @@ impl TensorInfo {
     }
 }
 
+/// A block of consecutive elements: its shape, and the indices of its first element.
+struct Block {
+    shape: Vec<u64>,
+    at: Vec<u64>,
+}
+
+/// Divides `len` consecutive elements from `first` on into blocks, in order. At most two for each axis.
+///
+/// Of the shape 4 x 5, elements 3 to 17 are the end of row 0, rows 1 and 2, and the beginning of row 3.
+fn blocks(shape: &[u64], first: u64, len: u64) -> Vec<Block> {
+    let [_, inner @ ..] = shape else {
+        return vec![Block { shape: Vec::new(), at: Vec::new() }];
+    };
+    let slab: u64 = inner.iter().product::<u64>().max(1);
+    let mut blocks = Vec::new();
+    let (mut at, end) = (first, first + len);
+    while at < end {
+        let (index, skipped) = (at / slab, at % slab);
+        let slabs = (end - at) / slab;
+        if skipped == 0 && slabs > 0 {
+            let zeros = inner.iter().map(|_| 0);
+            let shape = std::iter::once(slabs).chain(inner.iter().copied()).collect();
+            blocks.push(Block { shape, at: std::iter::once(index).chain(zeros).collect() });
+            at += slabs * slab;
+        } else {
+            let part = (slab - skipped).min(end - at);
+            blocks.extend(self::blocks(inner, skipped, part).into_iter().map(|mut block| {
+                block.shape.insert(0, 1);
+                block.at.insert(0, index);
+                block
+            }));
+            at += part;
+        }
+    }
+    blocks
+}
+
 /// Whether at most one in 16 words of a sample differs: then a sum of changes takes less time than a sum of
 /// all elements.
 fn changes_few(old: &[u8], new: &[u8]) -> bool {
@@ -106,6 +182,43 @@ mod tests {
         }
         // Only a shard has a place.
         assert_eq!(TensorInfo::new("w[0:4]", Dtype::F32, [4]).name_of_whole(), "w[0:4]");
+    }
+
+    #[test]
+    fn shares_of_pieces_add_up() {
+        let data: Vec<u8> = (0..2 * 120u32).map(|i| (i * 37) as u8).collect();
+        for shape in [&[120][..], &[10, 12], &[4, 5, 6], &[2, 3, 4, 5], &[5, 1, 24], &[1, 120]] {
+            let mut info = TensorInfo::new("w", Dtype::Bf16, shape);
+            for sharded in [false, true] {
+                if sharded {
+                    let global_shape = shape.iter().map(|d| 2 * d).collect();
+                    info.shard = Some(Shard { global_shape, offsets: shape.to_vec() });
+                }
+                let whole = info.sum_digest(TensorView::new(Dtype::Bf16, shape, &data).unwrap()).unwrap();
+                for (first, second) in [(0, 1), (3, 77), (24, 24), (59, 120), (60, 61), (1, 119)] {
+                    let pieces = [0..first, first..second, second..120];
+                    let share = |piece: std::ops::Range<usize>| {
+                        info.sum_of_elements(piece.start as u64, &data[2 * piece.start..2 * piece.end])
+                    };
+                    let sum: SumDigest = pieces.map(|piece| share(piece).unwrap()).into_iter().sum();
+                    assert_eq!(sum, whole, "{shape:?} {first} {second} {sharded}");
+                }
+            }
+        }
+        let info = TensorInfo::new("w", Dtype::Bf16, [10, 12]);
+        for (first, bytes) in [(0, 242), (119, 4), (u64::MAX, 2), (0, 3)] {
+            assert!(info.sum_of_elements(first, &vec![0; bytes]).is_err(), "{first} {bytes}");
+        }
+        assert_eq!(info.sum_of_elements(120, &[]).unwrap(), SumDigest::ZERO);
+        let nibbles = TensorInfo::new("w", Dtype::F4E2M1, [3]);
+        assert!(nibbles.sum_of_elements(0, &[1]).is_err());
+        let all = TensorView::new(Dtype::F4E2M1, &[3], &[1, 2]).unwrap();
+        assert_eq!(nibbles.sum_of_elements(0, &[1, 2]).unwrap(), nibbles.sum_digest(all).unwrap());
+        let (scalar, one) = (TensorInfo::new("s", Dtype::F32, []), [0, 0, 0x80, 0x3f]);
+        let view = TensorView::new(Dtype::F32, &[], &one).unwrap();
+        assert_eq!(scalar.sum_of_elements(0, &one).unwrap(), scalar.sum_digest(view).unwrap());
+        let none = TensorInfo::new("n", Dtype::F32, [0, 3]);
+        assert_eq!(none.sum_of_elements(0, &[]).unwrap(), SumDigest::ZERO);
     }
 
     #[test]

@@ -430,8 +430,8 @@ impl<'b> Assembler<'b> {
         Ok(self.finish_with_digests()?.into_iter().map(|(number, tensor, _)| (number, tensor)).collect())
     }
 
-    /// As [`Self::finish`], with the digests of the tensors that a delta lists, of the kinds that were computed
-    /// to verify it, and of those that it leaves as they are, if the caller gave them.
+    /// As [`Self::finish`], with the digests of the tensors that a delta lists, of the kinds that were
+    /// computed to verify it, and of those that it leaves as they are, if the caller gave them.
     ///
     /// # Errors
     /// As [`Self::finish`].

@@ -8,7 +8,7 @@
 `Options` lists the options of all functions that compress.
 """
 
-from gcodec import cuda, store
+from gcodec import check, cuda, store
 from gcodec._native import Tensor, __version__, num_threads, set_num_threads
 from gcodec.codecs import (
     CODECS,
@@ -97,6 +97,7 @@ __all__ = [
     "UpdateReport",
     "Writer",
     "__version__",
+    "check",
     "cuda",
     "decode",
     "encode",

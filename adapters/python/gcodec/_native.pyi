@@ -43,6 +43,8 @@ __all__ = [
     "set_num_threads",
     "shards",
     "stats",
+    "sum_share",
+    "sum_weight",
     "without_codes",
     "without_prefix",
 ]
@@ -149,6 +151,15 @@ class Encoded:
 @final
 class Digests:
     def __new__(cls) -> Digests: ...
+
+def sum_share(
+    part: tuple[str, Any, str | None], shape: list[int], offsets: list[int]
+) -> tuple[str, tuple[int, int, int, int]]:
+    """Returns the element type of a part of a tensor, which has the whole tensor's name, and its share in a
+    sum over several tensors. `shape`: of the whole tensor; `offsets`: first indices of the part."""
+
+def sum_weight(name: str, dtype: str, shape: list[int]) -> tuple[int, int, int, int]:
+    """Returns the weight of a tensor in a sum over several tensors."""
 
 @final
 class Encoder:

@@ -43,7 +43,7 @@ mod _native {
     #[pymodule_export]
     use crate::decode::{Decoder, decode, shards};
     #[pymodule_export]
-    use crate::digests::Digests;
+    use crate::digests::{Digests, sum_share, sum_weight};
     #[pymodule_export]
     use crate::encode::{Encoded, Encoder, canonical, is_lossy, library_encode};
     #[pymodule_export]

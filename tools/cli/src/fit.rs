@@ -34,7 +34,6 @@ impl Prefixes {
         name
     }
 
-    #[cfg(feature = "store")]
     pub(crate) fn is_empty(&self) -> bool {
         self.prefixes.is_empty()
     }

@@ -18,6 +18,7 @@ mod damage;
 mod decode;
 mod demo;
 mod diff;
+mod digest;
 mod encode;
 mod fail;
 mod features;
@@ -93,6 +94,7 @@ enum Command {
     Audit(audit::Args),
     Convert(convert::Args),
     Diff(diff::Args),
+    Digest(digest::Args),
     Bench(bench::Args),
     Demo(demo::Args),
     #[cfg(feature = "store")]
@@ -160,6 +162,7 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Audit(args) => audit::run(args),
         Command::Convert(args) => convert::run(args, cli.quiet),
         Command::Diff(args) => diff::run(args),
+        Command::Digest(args) => digest::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),
         #[cfg(feature = "store")]

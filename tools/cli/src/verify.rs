@@ -1,6 +1,7 @@
 //! `gcodec verify`: reads, checks and decodes whole streams.
 
 use crate::damage::Damage;
+use crate::digest::{self, Chosen, Digests};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{Opened, is_standard};
 use crate::learned::ModelArgs;
@@ -18,10 +19,13 @@ use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// Check streams: every checksum, every rule of the format, every block
+/// Check streams: every checksum, every rule of the format, every block; or tensors by their digests
 ///
 /// Exits with 3 if a stream is corrupt or invalid. After a fault, the check goes on. Standard error has the
 /// byte offset, frame, block and tensor of each fault, and standard output says which updates are intact.
+///
+/// With --against-digests, the tensors of all files, streams or not, are compared with digests that `gcodec
+/// digest --json` wrote, perhaps on another machine; exits with 1 if they differ, and names the tensors.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The digests of a delta's base and result are not checked: `gcodec decode --base` does that.
@@ -32,14 +36,20 @@ count as not decoded.
 Examples:
   gcodec verify run.gcu
   gcodec verify grad.gcu --model model.lgc
+  gcodec verify --against-digests digests.json checkpoint/
   gcodec verify *.gcu && echo all valid")]
 pub(crate) struct Args {
-    /// Streams; `-` is standard input
+    /// Streams, or files of tensors with --against-digests; `-` is standard input
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
     /// Also fail if a stream has more than this profile of the format: `core`, for small readers
     #[arg(long, value_name = "NAME", value_parser = profiles(), default_value = "full")]
     profile: Profile,
+    /// Compare the tensors with these digests
+    #[arg(long, value_name = "FILE")]
+    against_digests: Option<PathBuf>,
+    #[command(flatten)]
+    chosen: Chosen,
     #[command(flatten)]
     models: ModelArgs,
     #[command(flatten)]
@@ -67,6 +77,14 @@ pub(crate) struct Checked {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    if let Some(path) = &args.against_digests {
+        return against(&Digests::open(path)?, args, quiet);
+    }
+    if !args.chosen.is_all() {
+        return Err(Failure::usage(
+            "--step, --base and --strip-prefix need --against-digests: all is checked",
+        ));
+    }
     check_one_stdin(&args.inputs)?;
     let (limits, models) = (args.limits.limits(), args.models.models()?);
     let mut failures: Vec<Failure> = Vec::new();
@@ -106,6 +124,30 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let first = failures.next();
     failures.for_each(warn);
     first.map_or(Ok(Outcome::Well), Err)
+}
+
+/// Most lines of differences.
+const LISTED: usize = 20;
+
+/// Compares the tensors of all files with digests.
+fn against(expected: &Digests, args: &Args, quiet: bool) -> Result<Outcome> {
+    let found = digest::of_files(&args.inputs, &args.chosen, &args.models, args.limits)?;
+    let differences = expected.differences(&found);
+    let (all, count) = (counted(expected.len() as u64, "tensor"), differences.len());
+    if count == 0 {
+        if !quiet {
+            print(format_args!("ok: {all} with the same digests\n"))?;
+        }
+        return Ok(Outcome::Well);
+    }
+    for line in differences.iter().take(LISTED) {
+        print(format_args!("{line}\n"))?;
+    }
+    if count > LISTED {
+        print(format_args!("and {} more\n", count - LISTED))?;
+    }
+    print(format_args!("{} from the digests of {all}\n", counted(count as u64, "difference")))?;
+    Ok(Outcome::Differs)
 }
 
 fn check(path: &Path, profile: Profile, models: &Models, limits: &Limits) -> Result<(Checked, Damage)> {

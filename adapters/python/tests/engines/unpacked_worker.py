@@ -1,0 +1,24 @@
+"""A worker of vLLM on the CPU whose layers keep their weights: packing would remove them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import vllm.model_executor.layers.utils as utils
+
+from gcodec.engines import vllm_checks
+
+
+def _linear(layer: Any, remove_weight: bool) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+utils.dispatch_cpu_unquantized_gemm = _linear
+
+
+class Worker(vllm_checks.Worker):
+    def gcodec_damage(self, rank: int, name: str, row: int) -> None:
+        """Flips a bit of a parameter of one rank."""
+        if self.rank == rank:  # type: ignore[attr-defined]
+            self.model_runner.get_model().get_parameter(name).data.view(torch.int16)[row, 3] ^= 1
