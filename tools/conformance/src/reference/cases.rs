@@ -113,6 +113,9 @@ const DELTAS: &[&str] = &[
     "delta:positions=bitmap",
     "delta:positions=classed,values=ulp",
     "delta:values=overwrite",
+    "delta:digest=sum",
+    "delta:digest=blake3",
+    "delta:digest=both",
 ];
 
 /// Commands that write one stream, and the inputs for decoding it.

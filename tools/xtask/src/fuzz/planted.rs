@@ -83,7 +83,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "the tensors that an index lists for a block are not compared",
-        file: "src/file/open.rs",
+        file: "src/file/parts.rs",
         right: "(scope.first(), scope.tensors()) != (block.first, block.tensors)",
         wrong: "false",
     },
