@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use gcodec::block::{Block, Scope, Target};
 use gcodec::compress::{Input, Options, compress, deltas};
+use gcodec::digest::SumDigest;
 use gcodec::error::InputErrorKind;
 use gcodec::file::File;
 use gcodec::frame::{Delta, Manifest, UpdateHeader, tensor_digest};
@@ -38,7 +39,7 @@ fuzz_target!(|bytes: &[u8]| {
         _ => arbitrary_delta(&mut random, &manifest, &base),
     };
     let stream = encode(&update, random.one(&[1, 64 << 20]));
-    let digests = update.header.delta.as_deref().expect("a delta");
+    let runs: Vec<(u64, u64)> = update.header.runs().collect();
     // The correct base.
     let applied = apply(&stream, &update, &base).expect("a delta on its base");
     assert!(applied == result, "a delta on its base gives its result");
@@ -48,10 +49,10 @@ fuzz_target!(|bytes: &[u8]| {
         e => panic!("a mistake of the caller, not {e}"),
     };
     // No base, and a wrong one.
-    if !digests.is_empty() || !base.is_empty() {
+    if !runs.is_empty() || !base.is_empty() {
         assert_eq!(apply(&stream, &update, &[]).map_err(wrong), Err(InputErrorKind::MissingBase));
     }
-    let mut touched = digests.iter().flat_map(|d| d.first as usize..=(d.first + d.more) as usize);
+    let mut touched = runs.iter().flat_map(|(first, last)| *first as usize..=*last as usize);
     if let Some(touched) = touched.find(|&t| !base[t].data().is_empty()) {
         let mut other = base.clone();
         let data = other[touched].data_mut();
@@ -62,14 +63,18 @@ fuzz_target!(|bytes: &[u8]| {
     // Other blocks: correct digests, or no output.
     let damaged = damage(&mut random, &stream);
     if let Ok(applied) = apply(&damaged, &update, &base) {
-        for delta in listed(&damaged) {
-            let run = delta.first as usize..=(delta.first + delta.more) as usize;
-            let found: Vec<_> = applied[run].iter().map(|t| tensor_digest(t.view())).collect();
-            assert_eq!(
-                run_digest(&found),
-                delta.result,
-                "a result that is given out is the one that its sender had"
-            );
+        let right = "a result that is given out is the one that its sender had";
+        for header in headers(&damaged) {
+            for run in header.delta.iter().flatten() {
+                let tensors = &applied[run.first as usize..=(run.first + run.more) as usize];
+                let found: Vec<_> = tensors.iter().map(|t| tensor_digest(t.view())).collect();
+                assert_eq!(run_digest(&found), run.result, "{right}");
+            }
+            for run in header.sums.iter().flatten() {
+                let numbers = run.first as usize..=(run.first + run.more) as usize;
+                let of = |n: usize| manifest.tensors()[n].sum_digest(applied[n].view()).expect("its tensor");
+                assert_eq!(numbers.map(of).sum::<SumDigest>(), run.result, "{right}");
+            }
         }
     }
 });
@@ -198,12 +203,12 @@ fn by_index(stream: &[u8], update: &Update, base: &[TensorBuf], result: &[Tensor
     }
 }
 
-/// Returns the digests that the parts list.
-fn listed(stream: &[u8]) -> Vec<Delta> {
+/// Returns the headers of the parts.
+fn headers(stream: &[u8]) -> Vec<UpdateHeader> {
     let mut all = Vec::new();
     for event in SliceReader::new(stream, limits()) {
         if let Ok(Event::Frame(_, Body::Update(part))) = event {
-            all.extend(part.header.delta.unwrap_or_default());
+            all.push(part.header);
         }
     }
     all

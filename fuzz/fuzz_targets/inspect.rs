@@ -22,6 +22,7 @@ modules_of_the_tool! {
     compare "../../tools/cli/src/compare.rs"
     console "../../tools/cli/src/console.rs"
     damage "../../tools/cli/src/damage.rs"
+    digest "../../tools/cli/src/digest.rs"
     fail "../../tools/cli/src/fail.rs"
     files "../../tools/cli/src/files.rs"
     fit "../../tools/cli/src/fit.rs"
