@@ -100,6 +100,9 @@ def layout(model: Any) -> check.Layout:
 def _parts(name: str, parameter: Any, path: str, module: Any, packed: dict[str, list[str]]) -> Iterator[check.Part]:
     kinds = [kind.__name__ for kind in type(module).__mro__]
     leaf = path.rpartition(".")[2]
+    method = getattr(module, "quant_method", None)
+    if method is not None and not any(kind.__name__.startswith("Unquantized") for kind in type(method).__mro__):
+        raise InputError(f"{name}: the layout of {type(method).__name__} is not known: the layer is quantised")
     if "LinearBase" in kinds and not parameter.numel():
         raise InputError(f"{name}: vLLM packed the weights of the layer for the CPU, and removed them")
     if "VocabParallelEmbedding" in kinds:
@@ -131,9 +134,7 @@ def _parts(name: str, parameter: Any, path: str, module: Any, packed: dict[str, 
         first[dim] = module.tp_rank * dims[dim]
         dims[dim] *= module.tp_size
         yield check.Part(name, shape=tuple(dims), offsets=tuple(first))
-    elif "LinearBase" in kinds and "ReplicatedLinear" not in kinds:
-        raise InputError(f"{name}: the layout of {type(module).__name__} is not known")
-    elif "FusedMoE" in kinds or "LinearMethodBase" in kinds:
+    elif ("LinearBase" in kinds and "ReplicatedLinear" not in kinds) or "FusedMoE" in kinds:
         raise InputError(f"{name}: the layout of {type(module).__name__} is not known")
     else:
         yield check.Part(name)

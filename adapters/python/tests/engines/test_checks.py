@@ -15,7 +15,7 @@ import pytest
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: `cargo xtask engines` installs it")
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from test_vllm import model, unpacked  # noqa: E402, F401
+from test_vllm import model, start, unpacked  # noqa: E402, F401
 
 import gcodec  # noqa: E402
 from gcodec import check  # noqa: E402
@@ -28,15 +28,7 @@ LAYER = "model.layers.1.self_attn"
 def engine(unpacked: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, Any]]]:  # noqa: F811
     folder = tmp_path_factory.mktemp("model")
     model(folder)
-    llm = vllm.LLM(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=64,
-        max_num_seqs=2,
-        worker_extension_cls="gcodec.engines.vllm_checks.Worker",
-    )
+    llm = start(folder, worker_extension_cls="gcodec.engines.vllm_checks.Worker")
     yield llm, load_file(folder / "model.safetensors")
     del llm
     gc.collect()

@@ -48,7 +48,7 @@ def model(folder: Path) -> Qwen2ForCausalLM:
     return made
 
 
-def start(folder: Path) -> Any:
+def start(folder: Path, **settings: Any) -> Any:
     return vllm.LLM(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -57,6 +57,7 @@ def start(folder: Path) -> Any:
         max_model_len=64,
         max_num_seqs=2,
         weight_transfer_config={"backend": "gcodec"},
+        **settings,
     )
 
 
