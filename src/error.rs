@@ -325,7 +325,7 @@ pub enum InputErrorKind {
     /// The core profile of the format does not have this.
     #[error("not in the core profile of the format: {what}")]
     BeyondCore {
-        /// What it leaves out: a kind, a coding, or an attribute.
+        /// Name of a kind, a coding or an attribute that the profile leaves out.
         what: &'static str,
     },
     /// A saved state cannot be loaded.

@@ -33,7 +33,7 @@ pub enum Profile {
     /// Any.
     #[default]
     Full,
-    /// Those of the core profile, which a small reader knows.
+    /// Only the kinds and codings of the core profile, which a small reader knows.
     Core,
 }
 

@@ -13,7 +13,7 @@ pub use hash::{Digest, tensor_digest};
 pub(crate) use hash::{digest_head, run_digest};
 pub use sum::SumDigest;
 
-/// What is known of a tensor's digests.
+/// Digests of a tensor, as far as they are known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TensorDigests {
     /// The hash ([`tensor_digest`]).

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
+use std::str::FromStr;
 
 use crate::digest::grid::Grid;
 use crate::digest::keys::{self, LANES, Lanes, P, mul};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{Dtype, TensorView};
 
 /// A digest that adds up: the digests of the shards of a tensor have the tensor's digest as their sum, and a
@@ -121,6 +122,24 @@ impl Sum for SumDigest {
 impl fmt::Display for SumDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for SumDigest {
+    type Err = Error;
+
+    /// Reads what [`Display`](fmt::Display) writes.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if these are not 32 hexadecimal digits, or no digest has these bytes.
+    fn from_str(text: &str) -> Result<Self> {
+        let bad =
+            || Error::bad_option("sum digest: not 32 hexadecimal digits of four numbers below 2^31 - 1");
+        let digits = text.chars().map(|c| c.to_digit(16)).collect::<Option<Vec<u32>>>().ok_or_else(bad)?;
+        let bytes = digits.as_chunks::<2>().0.iter().map(|[high, low]| (16 * high + low) as u8);
+        let bytes: Vec<u8> = bytes.collect();
+        let bytes = bytes.try_into().ok().filter(|_| digits.len() == 32).ok_or_else(bad)?;
+        Self::from_bytes(bytes).ok_or_else(bad)
     }
 }
 

@@ -115,7 +115,8 @@ struct Block {
 
 /// Divides `len` consecutive elements from `first` on into blocks, in order. At most two for each axis.
 ///
-/// Of the shape 4 x 5, elements 3 to 17 are the end of row 0, rows 1 and 2, and the beginning of row 3.
+/// For example, elements 3 to 17 of a tensor of 4 x 5 are the end of row 0, rows 1 and 2, and the beginning
+/// of row 3.
 fn blocks(shape: &[u64], first: u64, len: u64) -> Vec<Block> {
     let [_, inner @ ..] = shape else {
         return vec![Block { shape: Vec::new(), at: Vec::new() }];

@@ -232,3 +232,21 @@ fn digests_are_four_numbers_below_the_prime() {
         "9843d13a407b3d4767bf0a5f8c36441a"
     );
 }
+
+#[test]
+fn digits_are_read_as_they_are_written() {
+    let digest = SumDigest::from_bytes(std::array::from_fn(|i| i as u8 * 7)).unwrap();
+    assert_eq!(digest.to_string().parse::<SumDigest>().unwrap(), digest);
+    for wrong in [
+        "",
+        "0",
+        "0001020304050607080910111213141",
+        "000102030405060708091011121314155",
+        "ffffff7f000000000000000000000000",
+        "zz112233445566778899aabbccddeeff",
+        "+0112233445566778899001122334455",
+        "00112233445566778899aabbccddee\u{e9}",
+    ] {
+        assert!(wrong.parse::<SumDigest>().is_err(), "{wrong}");
+    }
+}

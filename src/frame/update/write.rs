@@ -41,7 +41,7 @@ pub(crate) struct UpdateWriter<'b, 'a> {
     memory: Vec<Memory>,
 }
 
-/// What the blocks of an update have in common.
+/// Manifest, sets and profile of an update: the same for all its blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'c> {
     pub(super) manifest: &'c Manifest,

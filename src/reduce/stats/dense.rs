@@ -30,7 +30,7 @@ impl Stats {
 /// a tensor of one dimension. They are those of [`Stats::of`] to the last bit.
 ///
 /// # Errors
-/// Those of `read`.
+/// The errors of `read`.
 pub fn stats_of_pieces<E>(
     shape: &[u64],
     options: &StatsOptions,

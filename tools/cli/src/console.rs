@@ -1,4 +1,4 @@
-//! What a person reads while a command runs: its output, warnings and notes.
+//! Text for a person while a command runs: output, warnings and notes.
 
 use crate::fail::{InOutput, Result};
 use crate::output::printable;

@@ -6,7 +6,7 @@ use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, counted, print, printable};
-use crate::pairs::Side;
+use crate::pairs::{Side, Waiting};
 use crate::tensors::{Any, Dump, Outline};
 use gcodec::digest::SumDigest;
 use gcodec::frame::TensorInfo;
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     limits: LimitArgs,
 }
 
-/// What is digested.
+/// The tensors to digest: of which update, on which base, by which names.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Chosen {
     /// Step of the update, for a stream [default: the last update]
@@ -213,32 +213,18 @@ impl Found {
 #[derive(Default)]
 struct Sums {
     all: HashMap<String, SumDigest>,
-    /// Bytes of the current tensor before this piece, and those that wait for the rest: elements that are no
-    /// whole bytes.
-    start: u64,
-    waiting: Vec<u8>,
+    waiting: Waiting,
 }
 
 impl Sums {
     fn add(&mut self, info: &TensorInfo, prefixes: &Prefixes, bytes: &[u8]) -> Result<()> {
-        let (first, info) = (self.start, renamed(info, prefixes));
-        self.start += bytes.len() as u64;
-        let is_last = self.start == info.bytes();
-        if is_last {
-            self.start = 0;
-        }
-        let sum = match u64::from(info.dtype.bits()) {
-            bits @ 8.. => info.sum_of_elements(first / (bits / 8), bytes)?,
-            _ => {
-                self.waiting.extend_from_slice(bytes);
-                match is_last {
-                    true => info.sum_of_elements(0, &std::mem::take(&mut self.waiting))?,
-                    false => return Ok(()),
-                }
-            }
-        };
-        *self.all.entry(info.name).or_default() += sum;
-        Ok(())
+        let Self { all, waiting } = self;
+        waiting.add(info, bytes, info.dtype, &mut |start, bytes| {
+            let info = renamed(info, prefixes);
+            let sum = info.sum_of_elements(start * 8 / u64::from(info.dtype.bits()), bytes)?;
+            *all.entry(info.name).or_default() += sum;
+            Ok(())
+        })
     }
 }
 
@@ -251,7 +237,7 @@ fn renamed(info: &TensorInfo, prefixes: &Prefixes) -> TensorInfo {
 impl Digests {
     /// Reads what [`run`] wrote.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let input = Input::open(path, DEFAULT_MAX_BYTES).in_file(path)?;
+        let input = Input::open(path, DEFAULT_MAX_BYTES)?;
         Self::parse(&input).in_file(path)
     }
 
@@ -264,11 +250,11 @@ impl Digests {
         }
         // A file that lost a line must not pass for one of fewer tensors.
         let sums = digests.tensors.iter().map(|(name, entry)| {
-            sum_of(&entry.sum)
-                .ok_or_else(|| Failure::invalid(format_args!("{:?} is no digest", entry.sum)).about(name))
+            let sum = entry.sum.parse::<SumDigest>();
+            sum.map_err(|_| Failure::invalid(format_args!("{:?} is no digest", entry.sum)).about(name))
         });
         let sum: SumDigest = sums.sum::<Result<_>>()?;
-        match sum_of(&digests.sum) == Some(sum) {
+        match digests.sum.parse().ok() == Some(sum) {
             true => Ok(digests),
             false => Err(Failure::invalid("the sum is not that of the tensors' digests")),
         }
@@ -303,15 +289,4 @@ impl Digests {
     pub(crate) fn len(&self) -> usize {
         self.tensors.len()
     }
-}
-
-fn sum_of(text: &str) -> Option<SumDigest> {
-    let mut bytes = [0; 16];
-    if text.len() != 32 || !text.is_ascii() {
-        return None;
-    }
-    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().as_chunks::<2>().0) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    SumDigest::from_bytes(bytes)
 }

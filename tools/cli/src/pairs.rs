@@ -183,7 +183,7 @@ fn read(
 
 /// Bytes of a tensor that wait for the rest.
 #[derive(Default)]
-struct Waiting {
+pub(crate) struct Waiting {
     bytes: Vec<u8>,
     /// Bytes of the tensor before this piece.
     start: u64,
@@ -192,7 +192,7 @@ struct Waiting {
 impl Waiting {
     /// Calls `take` with the offset of a piece in its tensor and its bytes. Where elements of the other side
     /// are no whole bytes, it waits for the whole tensor.
-    fn add(
+    pub(crate) fn add(
         &mut self,
         info: &TensorInfo,
         bytes: &[u8],

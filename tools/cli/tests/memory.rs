@@ -118,6 +118,8 @@ fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
         run(dir.path(), &format!("encode b.safetensors -o b.gcu --codec {codec}"), limit(8 << 20));
     }
     run(dir.path(), "diff b.safetensors b.gcu", limit(8 << 20));
+    run(dir.path(), "digest b.safetensors", limit(8 << 20));
+    run(dir.path(), "digest b.gcu", limit(8 << 20));
     run(dir.path(), "compress b.safetensors -o whole.gcu", limit(8 << 20));
     run(dir.path(), "decompress whole.gcu -o -", limit(8 << 20));
     run(dir.path(), "inspect b.gcu --against b.safetensors", limit(8 << 20));
@@ -126,6 +128,7 @@ fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
     run(dir.path(), "encode b.safetensors -o d.gcu --codec delta --base a.safetensors", limit);
     run(dir.path(), "decode d.gcu -o - --base a.safetensors", limit);
     run(dir.path(), "diff b.safetensors d.gcu --base a.safetensors", limit);
+    run(dir.path(), "digest d.gcu --base a.safetensors", limit);
 }
 
 #[test]
