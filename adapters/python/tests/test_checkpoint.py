@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import gcodec  # noqa: E402
 from gcodec.torch.checkpoint import CheckpointReader, CheckpointWriter, _run  # noqa: E402
 
 
-def test_two_ranks_save_and_any_number_loads(tmp_path: Path) -> None:
+def test_two_ranks_save_and_any_number_loads(tmp_path: Path, command: str) -> None:
     place = tmp_path / "checkpoints"
     place.mkdir()
     expected, other = ranks(tmp_path / "save", 2, "checkpoint_ranks:save", str(place))
@@ -31,6 +33,11 @@ def test_two_ranks_save_and_any_number_loads(tmp_path: Path) -> None:
     shards = gcodec.shards(data)
     assert shards["rows[6,0]"] == gcodec.Shard((11, 5), (6, 0), (5, 5))
     assert shards["columns[0,6,0]"] == gcodec.Shard((6, 11, 3), (0, 6, 0), (6, 5, 3))
+    # The command line has the tensors of both folders.
+    found = subprocess.run([command, "diff", "--json", place / "plain", place / "ours"], stdout=subprocess.PIPE, check=True)
+    report = json.loads(found.stdout)
+    assert report["equal"] and {tensor["name"] for tensor in report["tensors"]} >= {"rows", "columns"}
+    subprocess.run([command, "inspect", place / "ours"], stdout=subprocess.DEVNULL, check=True)
 
 
 def state(seed: int = 0) -> dict[str, Any]:

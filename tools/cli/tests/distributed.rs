@@ -129,6 +129,97 @@ fn files_of_another_save_are_refused() {
     dir.fails(3, "no file of the checkpoint's folder", "inspect c");
 }
 
+/// As `write`, in a stream.
+fn write_streamed(dir: &Dir, name: &str, last: f32) {
+    let chunk = |offsets, sizes| Chunk { file: "__0_0.gcu", offsets, sizes, values: &[] };
+    checkpoint(
+        &dir.path(name),
+        &[
+            ("rows", &[3, 2], vec![chunk(&[0, 0], &[2, 2]), chunk(&[2, 0], &[1, 2])]),
+            (
+                "columns",
+                &[2, 3],
+                vec![
+                    chunk(&[0, 0], &[2, 1]),
+                    chunk(&[0, 2], &[2, 1]),
+                    Chunk { file: "__1_0.gcu", ..chunk(&[0, 1], &[2, 1]) },
+                ],
+            ),
+            ("whole", &[], vec![chunk(&[], &[])]),
+        ],
+    );
+    let tensors: [(&str, &[u64], &[f32]); 6] = [
+        ("rows[0, 0]", &[2, 2], &[0.0, 1.0, 2.0, 3.0]),
+        ("rows[2, 0]", &[1, 2], &[4.0, last]),
+        ("columns[0, 0]", &[2, 1], &[0.0, 3.0]),
+        ("columns[0, 2]", &[2, 1], &[2.0, 5.0]),
+        ("whole[]", &[], &[7.0]),
+        ("columns[0, 1]", &[2, 1], &[1.0, 4.0]),
+    ];
+    let bytes = tensors.map(|(.., values)| f32s(values));
+    let all: Vec<(&str, &str, &[u64], &[u8])> = tensors
+        .iter()
+        .zip(&bytes)
+        .map(|((name, shape, _), bytes)| (*name, "F32", *shape, &bytes[..]))
+        .collect();
+    for (file, of) in [("__0_0.gcu", &all[..5]), ("__1_0.gcu", &all[5..])] {
+        write_tensors(&dir.path("part.safetensors"), of);
+        dir.well(&format!("encode part.safetensors -o {name}/{file} --codec lossless"));
+    }
+}
+
+#[test]
+fn tensors_in_streams_are_those_of_the_other_files() {
+    let dir = Dir::new();
+    write(&dir, "plain", 5.0);
+    write_streamed(&dir, "a", 5.0);
+    write_streamed(&dir, "b", 6.0);
+    for equal in ["diff a plain", "diff plain a/.metadata", "diff a a"] {
+        assert!(dir.well(equal).out().contains("equal: 3 tensors"), "{equal}");
+    }
+    assert_eq!(dir.run("diff a b").code, 1);
+    let run = dir.well("inspect a --tensors");
+    assert!(
+        run.out().contains("columns: 3 chunks along dimension 1 in __0_0.gcu and 1 more"),
+        "{}",
+        run.out()
+    );
+    assert!(dir.well("inspect a --json").out().contains("\"PyTorch distributed checkpoint\""));
+    dir.well("encode a -o again.gcu --codec raw");
+    assert!(dir.well("diff again.gcu plain").out().contains("equal: 3 tensors"));
+}
+
+#[test]
+fn streams_that_are_damaged_missing_or_of_another_save_are_told() {
+    let dir = Dir::new();
+    write_streamed(&dir, "a", 5.0);
+    let path = dir.path("a/__0_0.gcu");
+    let whole = std::fs::read(&path).unwrap();
+    // Any byte: the whole is refused, or a tensor is a fault. Bytes of the index may not matter.
+    let mut told = 0;
+    for at in 0..whole.len() {
+        let mut wrong = whole.clone();
+        wrong[at] ^= 0x10;
+        std::fs::write(&path, &wrong).unwrap();
+        let run = dir.run("diff a a");
+        assert!(matches!(run.code, 0 | 3 | 4), "{at}: {} {}", run.code, run.err);
+        told += usize::from(run.code != 0);
+    }
+    assert!(told > whole.len() / 2, "{told} of {}", whole.len());
+    std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    dir.fails(3, "__0_0.gcu", "inspect a");
+    // A stream of other tensors: each chunk says so.
+    std::fs::copy(dir.path("a/__1_0.gcu"), &path).unwrap();
+    let what = "tensor \"rows\": its chunk at [0, 0] in __0_0.gcu, update 0: the stream has no such tensor";
+    dir.fails(3, what, "inspect a");
+    write_tensors(&dir.path("x.safetensors"), &[("whole[]", "F32", &[1], &f32s(&[7.0]))]);
+    dir.well("encode x.safetensors -o a/__0_0.gcu --codec lossless");
+    dir.fails(3, "and 2 more faults", "inspect a");
+    std::fs::write(&path, &whole).unwrap();
+    std::fs::remove_file(dir.path("a/__1_0.gcu")).unwrap();
+    dir.fails(3, "in __1_0.gcu, update 0: the file is not there", "encode a -o x.gcu --codec raw");
+}
+
 #[test]
 fn damaged_metadata_ends_well() {
     let dir = Dir::new();

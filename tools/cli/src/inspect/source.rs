@@ -95,7 +95,8 @@ fn of_bytes(
             if kind == Kind::Npz && !wanted.quick && input.held().is_none() {
                 npz::check(&input)?;
             }
-            let dump = Dump::parse(kind, input, path)?;
+            let parse = if wanted.quick { Dump::parse_unread } else { Dump::parse };
+            let dump = parse(kind, input, path)?;
             if matches!(kind, Kind::Shards | Kind::Distributed) {
                 bytes += dump.tensors.iter().map(|t| Outline::from(t).bytes()).sum::<u64>();
             }

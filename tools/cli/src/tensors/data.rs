@@ -48,7 +48,12 @@ impl Data {
             return Self::Owned(make(input));
         }
         let input = Arc::clone(input);
-        Self::Later(Later { len, make: Box::new(move || make(&input)), made: OnceLock::new() })
+        Self::later(len, move || make(&input))
+    }
+
+    /// Returns `len` bytes that `make` puts together when they are first read.
+    pub(super) fn later(len: u64, make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Self {
+        Self::Later(Later { len, make: Box::new(make), made: OnceLock::new() })
     }
 
     /// Returns the number of bytes, without reading them.

@@ -140,6 +140,11 @@ impl Dump {
         Self::parse_within(kind, input, path, &mut Room::default())
     }
 
+    /// As [`Self::parse`], for callers that read no elements.
+    pub(crate) fn parse_unread(kind: Kind, input: Input, path: &Path) -> Result<Self> {
+        Self::parse_within(kind, input, path, &mut Room { unread: true, ..Room::default() })
+    }
+
     /// As [`Self::parse`], of one file of several that share the room.
     fn parse_within(kind: Kind, input: Input, path: &Path, room: &mut Room) -> Result<Self> {
         Self::of_input(kind, &Arc::new(input), path, room)
@@ -157,7 +162,7 @@ impl Dump {
             Kind::Npz => npz::read(input, &mut room.unpacked),
             Kind::Npy => npy::read(input, &stem(path)),
             Kind::Torch => torch::read(input, &mut room.views),
-            Kind::Distributed => torch::dcp::read(path, input, &mut room.views),
+            Kind::Distributed => torch::dcp::read(path, input, &mut room.views, room.unread),
             Kind::Gguf => gguf::read(input),
         };
         dump.map(|mut dump| {
@@ -173,11 +178,13 @@ struct Room {
     unpacked: u64,
     /// Bytes of views: an expanded one repeats elements.
     views: u64,
+    /// Whether elements will not be read: those of streams are then not checked.
+    unread: bool,
 }
 
 impl Default for Room {
     fn default() -> Self {
-        Self { unpacked: DEFAULT_MAX_BYTES, views: torch::MAX_VIEWS }
+        Self { unpacked: DEFAULT_MAX_BYTES, views: torch::MAX_VIEWS, unread: false }
     }
 }
 

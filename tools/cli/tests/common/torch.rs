@@ -185,7 +185,8 @@ pub struct Chunk<'a> {
     pub values: &'a [f32],
 }
 
-/// Writes a distributed checkpoint of these tensors: name, shape and chunks.
+/// Writes a distributed checkpoint of these tensors: name, shape and chunks. Those in files `.gcu` are
+/// described as tensors of the first update of a stream, which is not written: `NAME[OFFSETS]`.
 pub fn checkpoint(folder: &Path, tensors: &[(&str, &[u64], Vec<Chunk<'_>>)]) {
     const METADATA: &str = "torch.distributed.checkpoint.metadata";
     std::fs::create_dir_all(folder).unwrap();
@@ -195,20 +196,29 @@ pub fn checkpoint(folder: &Path, tensors: &[(&str, &[u64], Vec<Chunk<'_>>)]) {
     for (name, shape, chunks) in tensors {
         let mut described = Vec::new();
         for chunk in chunks {
-            let file = files.entry(chunk.file).or_default();
-            let piece = one(chunk.sizes, chunk.values);
             let index =
                 object(METADATA, "MetadataIndex", vec![("fqn", text(name)), ("offset", size(chunk.offsets))]);
-            let place = object(
-                "torch.distributed.checkpoint.filesystem",
-                "_StorageInfo",
-                vec![
+            let place = if chunk.file.ends_with(".gcu") {
+                let attributes = vec![
+                    ("relative_path", text(chunk.file)),
+                    ("update", Value::Int(0)),
+                    ("name", text(&format!("{name}{:?}", chunk.offsets))),
+                    ("code", text("F32")),
+                    ("shape", ints(chunk.sizes)),
+                    ("as_bytes", Value::Bool(false)),
+                ];
+                object("gcodec.torch.checkpoint", "Stored", attributes)
+            } else {
+                let file = files.entry(chunk.file).or_default();
+                let piece = one(chunk.sizes, chunk.values);
+                let attributes = vec![
                     ("relative_path", text(chunk.file)),
                     ("offset", Value::Int(file.len() as u32)),
                     ("length", Value::Int(piece.len() as u32)),
-                ],
-            );
-            file.extend(piece);
+                ];
+                file.extend(piece);
+                object("torch.distributed.checkpoint.filesystem", "_StorageInfo", attributes)
+            };
             places.push((index, place));
             let both = vec![("offsets", size(chunk.offsets)), ("sizes", size(chunk.sizes))];
             described.push(object(METADATA, "ChunkStorageMetadata", both));

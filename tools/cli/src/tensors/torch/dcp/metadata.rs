@@ -42,9 +42,16 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 pub(super) struct Stored {
     pub(super) file: String,
-    pub(super) range: Range<u64>,
-    /// Names of the compressions that were applied to it, in order.
-    pub(super) transforms: Vec<String>,
+    pub(super) part: Part,
+}
+
+/// What of a file a piece is.
+#[derive(Debug)]
+pub(super) enum Part {
+    /// Bytes, and the names of the compressions that were applied to them, in order.
+    Bytes(Range<u64>, Vec<String>),
+    /// A tensor of an update of a gcodec stream; `as_bytes` if the stream has the bytes of its elements.
+    OfStream { update: usize, name: String, as_bytes: bool },
 }
 
 impl Metadata {
@@ -145,17 +152,30 @@ impl Reader<'_> {
 
     fn stored(&self, value: Id) -> Option<Stored> {
         let pickle = self.0;
+        let file = pickle.text(pickle.value(value, "relative_path")?)?.to_owned();
+        let part = match pickle.value(value, "update") {
+            Some(update) => Part::OfStream {
+                update: usize::try_from(pickle.number(update)?).ok()?,
+                name: pickle.text(pickle.value(value, "name")?)?.to_owned(),
+                as_bytes: pickle
+                    .value(value, "as_bytes")
+                    .is_some_and(|id| pickle.node(id) == &Node::Bool(true)),
+            },
+            None => self.bytes(value)?,
+        };
+        Some(Stored { file, part })
+    }
+
+    fn bytes(&self, value: Id) -> Option<Part> {
+        let pickle = self.0;
         let offset = pickle.number(pickle.value(value, "offset")?)?;
         let length = pickle.number(pickle.value(value, "length")?)?;
         let transforms = match pickle.value(value, "transform_descriptors") {
             Some(id) => pickle.items(id).unwrap_or_default(),
             None => &[],
         };
-        Some(Stored {
-            file: pickle.text(pickle.value(value, "relative_path")?)?.to_owned(),
-            range: offset..offset.checked_add(length)?,
-            transforms: transforms.iter().filter_map(|id| Some(pickle.text(*id)?.to_owned())).collect(),
-        })
+        let transforms = transforms.iter().filter_map(|id| Some(pickle.text(*id)?.to_owned())).collect();
+        Some(Part::Bytes(offset..offset.checked_add(length)?, transforms))
     }
 }
 

@@ -4,23 +4,27 @@
 //! __0_0.distcp: chunk, chunk, .. (each an archive of torch.save with one tensor, or another object)
 //! .metadata:    for each tensor its type, shape and chunks; for each chunk its file, offset and length
 //! ```
+//! gcodec's own writer has streams, `__0_0.gcu`, in which each chunk is a tensor.
+//!
 //! A chunk whose file is missing, or that is not what `.metadata` says, is a fault: its tensor is opaque.
 
 mod metadata;
+mod stream;
 
 use super::super::chunked::{Chunk, Chunked};
 use super::super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
 use super::elements::Element;
 use crate::fail::{Failure, InFile, Result};
 use crate::files;
-use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::input::{DEFAULT_MAX_BYTES, Input, Section};
 use crate::output::{counted, warn};
 use gcodec::internal::elements;
-use metadata::{Metadata, Stored, Tensor};
+use metadata::{Metadata, Part, Stored, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use stream::Stream;
 
 /// Name of the file that describes the others.
 const NAME: &str = ".metadata";
@@ -58,8 +62,9 @@ pub(crate) fn files_of(metadata: &[u8]) -> Result<BTreeSet<String>> {
 }
 
 /// Reads all tensors of the checkpoint whose folder or `.metadata` is at `path`. `copies`: bytes of views
-/// that may be copied beyond those of the checkpoint's files.
-pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut u64) -> Result<Dump> {
+/// that may be copied beyond those of the checkpoint's files. `unread`: the elements of streams are not
+/// decoded to see whether they can be.
+pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut u64, unread: bool) -> Result<Dump> {
     let folder = if files::is_folder(path) { path } else { path.parent().unwrap_or(Path::new("")) };
     let metadata = Metadata::read(bytes)?;
     let files = Files::open(folder, &metadata.stored)?;
@@ -77,7 +82,7 @@ pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut u64) -> R
             dump.opaque.push(opaque(super::NOT_READ.to_owned()));
             continue;
         }
-        match (files.data(tensor, &metadata.stored, copies), tensor.element) {
+        match (files.data(tensor, &metadata.stored, copies, unread), tensor.element) {
             (Ok(data), Element::Known(dtype)) => dump.tensors.push(NamedTensor { name, dtype, shape, data }),
             (Ok(data), _) => dump.opaque.push(opaque(super::NOT_READ.to_owned()).with_data(data)),
             (Err(reason), _) => {
@@ -126,34 +131,40 @@ fn placement(tensor: &Tensor, stored: &[Stored]) -> String {
 }
 
 /// The files of a checkpoint, by name; `None` for one that is not there.
-struct Files(BTreeMap<String, Option<Arc<Input>>>);
+struct Files(BTreeMap<String, Option<Opened>>);
+
+/// A file of a checkpoint.
+enum Opened {
+    Archives(Arc<Input>),
+    Stream(Arc<Stream>),
+}
 
 impl Files {
-    /// Opens the files, and checks that what is stored fills each of them.
+    /// Opens the files, and checks that archives fill each that has them.
     fn open(folder: &Path, stored: &[Stored]) -> Result<Self> {
-        let mut ranges: BTreeMap<&str, Vec<&Range<u64>>> = BTreeMap::new();
-        for Stored { file, range, .. } in stored {
-            ranges.entry(file).or_default().push(range);
+        let mut by_file: BTreeMap<&str, Vec<Option<&Range<u64>>>> = BTreeMap::new();
+        for Stored { file, part } in stored {
+            by_file.entry(file).or_default().push(match part {
+                Part::Bytes(range, _) => Some(range),
+                Part::OfStream { .. } => None,
+            });
         }
         let mut files = BTreeMap::new();
-        for (file, mut ranges) in ranges {
+        for (file, ranges) in by_file {
             let path = folder.join(file);
             // Another kind of file, such as a pipe or a device, may have no end.
-            if !files::is_file(&path) {
-                files.insert(file.to_owned(), None);
-                continue;
-            }
-            let input = Input::open(&path, DEFAULT_MAX_BYTES)?;
-            ranges.sort_unstable_by_key(|range| (range.start, range.end));
-            check(&ranges, input.len()).in_file(&path)?;
-            files.insert(file.to_owned(), Some(Arc::new(input)));
+            let opened = match files::is_file(&path) {
+                true => Some(Opened::open(&path, &ranges).in_file(&path)?),
+                false => None,
+            };
+            files.insert(file.to_owned(), opened);
         }
         Ok(Self(files))
     }
 
     /// Returns the bytes of all files.
     fn bytes(&self) -> u64 {
-        self.0.values().flatten().fold(0u64, |sum, input| sum.saturating_add(input.len()))
+        self.0.values().flatten().fold(0u64, |sum, opened| sum.saturating_add(opened.len()))
     }
 
     /// Puts the elements of a tensor together. The error is the reason why that cannot be.
@@ -162,6 +173,7 @@ impl Files {
         tensor: &Tensor,
         stored: &[Stored],
         copies: &mut u64,
+        unread: bool,
     ) -> std::result::Result<Data, String> {
         let (mut chunks, mut seen) = (Vec::new(), HashSet::new());
         for chunk in &tensor.chunks {
@@ -174,8 +186,11 @@ impl Files {
                 false => return Err(about("is listed twice")),
             }
             let stored = &stored[number];
-            let place = format!("in {} at byte {:#x}", stored.file, stored.range.start);
-            let data = self.piece(stored, tensor.element, &chunk.sizes, copies);
+            let place = match &stored.part {
+                Part::Bytes(range, _) => format!("in {} at byte {:#x}", stored.file, range.start),
+                Part::OfStream { update, .. } => format!("in {}, update {update}", stored.file),
+            };
+            let data = self.piece(stored, (tensor.element, &chunk.sizes), copies, unread);
             let data = data.map_err(|e| about(&format!("{place}: {e}")))?;
             chunks.push(Chunk { offsets: chunk.offsets.clone(), sizes: chunk.sizes.clone(), data });
         }
@@ -187,36 +202,38 @@ impl Files {
     fn piece(
         &self,
         stored: &Stored,
-        element: Element,
-        sizes: &[u64],
+        (element, sizes): (Element, &[u64]),
         copies: &mut u64,
+        unread: bool,
     ) -> std::result::Result<Data, String> {
-        let Some(Some(input)) = self.0.get(&stored.file) else {
+        let Some(Some(opened)) = self.0.get(&stored.file) else {
             return Err("the file is not there".to_owned());
         };
-        if !stored.transforms.is_empty() {
-            return Err(format!("it is transformed by {}", stored.transforms.join(", ")));
+        match (opened, &stored.part) {
+            (Opened::Stream(stream), Part::OfStream { update, name, as_bytes }) => {
+                stream.data((*update, name), *as_bytes, (element, sizes), unread)
+            }
+            (Opened::Archives(input), Part::Bytes(range, transforms)) => {
+                if !transforms.is_empty() {
+                    return Err(format!("it is transformed by {}", transforms.join(", ")));
+                }
+                archived(input, range, (element, sizes), copies)
+            }
+            _ => unreachable!("a file has parts of one kind"),
         }
-        // The range was found to lie in the file.
-        let mut dump = super::read_range(input, stored.range.clone(), copies).map_err(|e| e.message)?;
-        let data = match (dump.tensors.pop(), dump.opaque.pop(), element) {
-            (Some(piece), None, Element::Known(dtype)) => {
-                Some(piece.data).filter(|_| (piece.dtype, &piece.shape[..]) == (dtype, sizes))
-            }
-            (None, Some(mut piece), Element::Other(dtype, _)) => {
-                let data = piece.take_data().map(|(data, _)| data);
-                data.filter(|_| (&*piece.dtype, piece.shape.as_deref()) == (dtype, Some(sizes)))
-            }
-            _ => None,
-        };
-        let data = data.filter(|_| dump.tensors.is_empty() && dump.opaque.is_empty());
-        data.ok_or_else(|| format!("it is not one tensor of {} with the shape {sizes:?}", element.name()))
     }
 
     /// Returns the integer or the text that is stored here.
     fn plain(&self, stored: &Stored) -> Option<Plain> {
-        let input = self.0.get(&stored.file)?.as_ref().filter(|_| stored.transforms.is_empty())?;
-        super::plain(input.section(stored.range.clone()))
+        match (self.0.get(&stored.file)?.as_ref()?, &stored.part) {
+            (Opened::Archives(input), Part::Bytes(range, transforms)) if transforms.is_empty() => {
+                super::plain(input.section(range.clone()))
+            }
+            (Opened::Stream(stream), Part::OfStream { update, name, .. }) => {
+                super::plain(Section::from(&*stream.read(*update, name)?))
+            }
+            _ => None,
+        }
     }
 
     /// Names parts in the folder that belong to no tensor.
@@ -232,6 +249,51 @@ impl Files {
             warn(format_args!("{}: {files} .distcp left out, which {NAME} does not name", folder.display()));
         }
     }
+}
+
+impl Opened {
+    /// Opens a file with archives in these ranges, or a stream.
+    fn open(path: &Path, ranges: &[Option<&Range<u64>>]) -> Result<Self> {
+        let input = Input::open(path, DEFAULT_MAX_BYTES)?;
+        if ranges.iter().all(Option::is_none) {
+            return Ok(Self::Stream(Arc::new(Stream::open(input)?)));
+        }
+        let all = ranges.iter().copied().collect::<Option<Vec<_>>>();
+        let mut all =
+            all.ok_or_else(|| Failure::invalid(format_args!("{NAME} has it as two kinds of file")))?;
+        all.sort_unstable_by_key(|range| (range.start, range.end));
+        check(&all, input.len())?;
+        Ok(Self::Archives(Arc::new(input)))
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Archives(input) => input.len(),
+            Self::Stream(stream) => stream.len(),
+        }
+    }
+}
+
+/// Returns the elements of the tensor in an archive. The range was found to lie in the file.
+fn archived(
+    input: &Arc<Input>,
+    range: &Range<u64>,
+    (element, sizes): (Element, &[u64]),
+    copies: &mut u64,
+) -> std::result::Result<Data, String> {
+    let mut dump = super::read_range(input, range.clone(), copies).map_err(|e| e.message)?;
+    let data = match (dump.tensors.pop(), dump.opaque.pop(), element) {
+        (Some(piece), None, Element::Known(dtype)) => {
+            Some(piece.data).filter(|_| (piece.dtype, &piece.shape[..]) == (dtype, sizes))
+        }
+        (None, Some(mut piece), Element::Other(dtype, _)) => {
+            let data = piece.take_data().map(|(data, _)| data);
+            data.filter(|_| (&*piece.dtype, piece.shape.as_deref()) == (dtype, Some(sizes)))
+        }
+        _ => None,
+    };
+    let data = data.filter(|_| dump.tensors.is_empty() && dump.opaque.is_empty());
+    data.ok_or_else(|| format!("it is not one tensor of {} with the shape {sizes:?}", element.name()))
 }
 
 /// Checks that sorted ranges fill `len` bytes, each byte once.
