@@ -1,10 +1,10 @@
 //! `gcodec bench`: sizes, errors and speeds of codecs on real tensors, relative to the memory bandwidth.
 
+use crate::assign::{self, fitting};
 use crate::bandwidth::{BUFFER_BYTES, Bandwidth};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::check_one_stdin;
 use crate::output::{Align, Table, human_bytes, print, real, thousands};
-use crate::plan::{self, fitting};
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::compress::{Input, NonFinite, Options, pending};
@@ -191,7 +191,7 @@ impl Report {
 
 /// Measures a codec on the tensors of a file.
 pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> {
-    let manifest = plan::manifest_of(dump.tensors.iter().map(|t| (t.name(), t.view())))?;
+    let manifest = assign::manifest_of(dump.tensors.iter().map(|t| (t.name(), t.view())))?;
     let inputs: Vec<Input<'_>> = dump
         .tensors
         .iter()
@@ -202,7 +202,7 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     let options = Options::default().with_non_finite(NonFinite::Zero);
     let header = UpdateHeader::default().with_label(codec.to_string());
     let encode = || -> Result<Vec<u8>> {
-        let explained = |e| plan::explain(e, &manifest);
+        let explained = |e| assign::explain(e, &manifest);
         let blocks = pending(&inputs, &codecs, &options).map_err(explained)?;
         let mut encoder = Encoder::new(EncodeOptions::default());
         let mut out = Vec::new();
@@ -260,11 +260,13 @@ fn best<T>(runs: u32, mut run: impl FnMut() -> Result<T>) -> Result<(T, Duration
     Ok((result, shortest))
 }
 
-fn elements(dump: &Dump) -> u64 {
+/// Returns the number of elements of all tensors.
+pub(crate) fn elements(dump: &Dump) -> u64 {
     dump.tensors.iter().map(|t| t.view().elements()).sum()
 }
 
-fn bytes(dump: &Dump) -> u64 {
+/// Returns the bytes of the elements of all tensors.
+pub(crate) fn bytes(dump: &Dump) -> u64 {
     dump.tensors.iter().map(|t| t.view().data().len() as u64).sum()
 }
 

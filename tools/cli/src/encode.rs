@@ -1,5 +1,6 @@
 //! `gcodec encode`: encodes tensors as a stream of updates.
 
+use crate::assign::{self, Plan, Rule, fitting};
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::fit::{self, Prefixes};
 use crate::input::is_standard;
@@ -9,7 +10,6 @@ use crate::options::{NameGlob, check_one_stdin, check_output_is_new, parse_pair,
 use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
-use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, Labels, NamedTensor, Outline};
 use gcodec::block::Profile;
@@ -404,7 +404,7 @@ impl Update<'_> {
         feedback: Option<&mut Feedback>,
     ) -> Result<()> {
         let named = || dump.tensors.iter().map(|t| (t.name(), t.view()));
-        let manifest = plan::manifest_of(named())?;
+        let manifest = assign::manifest_of(named())?;
         let codecs = self.codecs(dump, base.is_some())?;
         let bases: HashMap<&str, TensorView<'_>> =
             base.iter().flat_map(|b| &b.tensors).map(|t| (t.name(), t.view())).collect();
@@ -430,7 +430,7 @@ impl Update<'_> {
             .with_sender(self.place.sender)
             .with_world(self.place.world)
             .with_label(self.learned.map_or(label, learned::Encoder::label));
-        let explained = |e| plan::explain(e, &manifest);
+        let explained = |e| assign::explain(e, &manifest);
         if feedback.is_none() && self.learned.is_none() {
             let blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
             header = header.with_runs(blocks.deltas(&manifest, &mut Digests::default()).map_err(explained)?);

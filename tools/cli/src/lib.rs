@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod annotate;
+mod assign;
 mod audit;
 mod bandwidth;
 mod baselines;
@@ -96,6 +97,7 @@ enum Command {
     Diff(diff::Args),
     Digest(digest::Args),
     Bench(bench::Args),
+    Plan(plan::Args),
     Demo(demo::Args),
     #[cfg(feature = "store")]
     #[command(flatten)]
@@ -164,6 +166,7 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Diff(args) => diff::run(args),
         Command::Digest(args) => digest::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Demo(args) => demo::run(args),
         #[cfg(feature = "store")]
         Command::Store(command) => store::run(command, cli.quiet),

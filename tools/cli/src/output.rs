@@ -70,6 +70,22 @@ fn is_invisible(c: char) -> bool {
     )
 }
 
+/// Escapes a text for HTML, and characters that would not show what they are.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in printable(text).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 /// Formats a number of bytes with three digits: `999 B`, `1.23 MB`, `45.6 GB` (powers of 1000).
 pub(crate) fn human_bytes(bytes: u64) -> String {
     if bytes < 1000 {
@@ -262,6 +278,11 @@ mod tests {
             table.to_string(),
             "tensor                elements\na.weight                    12\n\\u{1b}[31mb\\u{202e}  1,234,567\n"
         );
+    }
+
+    #[test]
+    fn names_are_no_markup() {
+        assert_eq!(escape("<b>&\"'\u{1b}\u{202e}"), "&lt;b&gt;&amp;&quot;&#39;\\u{1b}\\u{202e}");
     }
 
     #[test]

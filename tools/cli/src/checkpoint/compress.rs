@@ -2,11 +2,11 @@
 
 use super::around::Around;
 use super::files::{self, Fates, Job};
+use crate::assign;
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::Input;
 use crate::options::LimitArgs;
 use crate::output::{Output, counted, human_bytes, note, real, warn};
-use crate::plan;
 use crate::progress::Progress;
 use crate::stream::Updates;
 use crate::tensors::Laid;
@@ -179,13 +179,13 @@ fn write(original: &Original, out: Output) -> Result<Output> {
     let mut entries = file.metadata.clone();
     entries.extend([original.around.entry()?]);
     let named = || file.tensors.iter().map(|tensor| (tensor.name(), tensor.view()));
-    let manifest = plan::manifest_of(named())?;
+    let manifest = assign::manifest_of(named())?;
     let inputs: Vec<_> = named()
         .zip(0u64..)
         .map(|((name, view), tensor)| compress::Input { tensor, name, view, base: None })
         .collect();
     let codecs = vec![Codec::Lossless; inputs.len()];
-    let explained = |e| plan::explain(e, &manifest);
+    let explained = |e| assign::explain(e, &manifest);
     let blocks = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
     let mut writer = Writer::new(out, EncodeOptions::default());
     writer.metadata(&Metadata { entries })?;

@@ -5,13 +5,13 @@ mod nemo;
 mod pairs;
 mod slime;
 
+use crate::assign;
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
 use crate::options::{check_one_stdin, check_output_is_new};
 use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, counted, human_bytes, note};
-use crate::plan;
 use crate::tensors::{Dump, Labels, NamedTensor, Opaque};
 use gcodec::compress::{self, Digests, Input, Options};
 use gcodec::frame::{Metadata, UpdateHeader};
@@ -180,12 +180,12 @@ fn write<W: std::io::Write>(
             Input { tensor, name: t.name(), view: t.view(), base }
         })
         .collect();
-    let manifest = plan::manifest_of(update.tensors.iter().map(|t| (t.name(), t.view())))?;
+    let manifest = assign::manifest_of(update.tensors.iter().map(|t| (t.name(), t.view())))?;
     let codecs = match base {
         Some(_) => vec!["delta".parse().map_err(Failure::usage)?; inputs.len()],
         None => inputs.iter().map(|input| exact(&input.view)).collect::<Result<Vec<_>>>()?,
     };
-    let explained = |e| plan::explain(e, &manifest);
+    let explained = |e| assign::explain(e, &manifest);
     let pending = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
     let header = header.with_runs(pending.deltas(&manifest, &mut Digests::default()).map_err(explained)?);
     let mut blocks = 0;

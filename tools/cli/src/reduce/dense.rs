@@ -2,9 +2,9 @@
 
 use super::turns::{self, Update, explained};
 use super::{Args, Width};
+use crate::assign::{self, Plan, fitting};
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{Input, is_standard};
-use crate::plan::{self, Plan, fitting};
 use crate::stream::{check_bytes, explain};
 use crate::tensors::{self, Outline};
 use gcodec::compress::{self, Options};
@@ -66,7 +66,7 @@ impl<'a> Dense<'a> {
             .collect();
         let codecs: Vec<Codec> =
             inputs.iter().map(|input| fitting(plan.codec(input.name), &input.view)).collect();
-        let explained = |e| plan::explain(e, &manifest);
+        let explained = |e| assign::explain(e, &manifest);
         let blocks = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
         writer.update(&header.with_label(codec.to_string()), &manifest, blocks).map_err(explained)
     }

@@ -1,11 +1,12 @@
 //! Drawings of the page, as SVG with texts for those who do not see them.
 
-use super::{Page, escape};
+use super::Page;
 use crate::inspect::against::Losses;
 use crate::inspect::overview::Row;
 use crate::inspect::tensor::Tensor;
 use crate::inspect::update::Update;
 use crate::inspect::view;
+use crate::output::escape;
 use std::collections::BTreeMap;
 
 /// Most rectangles of the treemap, and most lines of a chart.

@@ -1,9 +1,9 @@
 //! Maps of where the elements of a tensor are that are not zero.
 
-use super::{Page, escape};
+use super::Page;
 use crate::inspect::tensor::Tensor;
 use crate::inspect::view;
-use crate::output::thousands;
+use crate::output::{escape, thousands};
 use base64::Engine;
 use gcodec::reduce::stats::Grid;
 

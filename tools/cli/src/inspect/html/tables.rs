@@ -1,13 +1,13 @@
 //! Tables of the page.
 
+use super::Page;
 use super::charts::spark;
-use super::{Page, escape};
 use crate::inspect::against::{Loss, Losses, opaque_lines};
 use crate::inspect::overview::Row;
 use crate::inspect::report::Report;
 use crate::inspect::tensor::Tensor;
 use crate::inspect::view;
-use crate::output::thousands;
+use crate::output::{escape, thousands};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most rows and columns of the matrix.

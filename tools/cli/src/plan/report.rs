@@ -1,0 +1,263 @@
+//! The result of a plan: as a table and as JSON, with a recommendation.
+
+use super::measure::Measured;
+use super::model::{Bottleneck, Exchange, Fleet, Step};
+use super::units::{show_rate, show_seconds};
+use crate::output::{Align, Table, counted, human_bytes, printable, real, thousands};
+use serde::Serialize;
+
+/// A codec that needs at most this much more time than the fastest is as good.
+const NEARLY: f64 = 1.1;
+/// Compression that saves less than this share of a step is not worth its error.
+const WORTH: f64 = 0.05;
+
+/// A codec with its fastest exchange.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Choice {
+    /// The codec; none for plain gradients.
+    pub(super) codec: Option<String>,
+    pub(super) exchange: Exchange,
+    pub(super) relative_l2: f64,
+    #[serde(flatten)]
+    pub(super) step: Step,
+}
+
+impl Choice {
+    /// Returns the codec's name.
+    pub(super) fn name(&self) -> &str {
+        self.codec.as_deref().unwrap_or(PLAIN)
+    }
+}
+
+const PLAIN: &str = "(not compressed)";
+
+/// The recommended choice.
+#[derive(Debug, Serialize)]
+pub(super) struct Recommended {
+    /// The codec; none if compression gains little.
+    pub(super) codec: Option<String>,
+    pub(super) exchange: Exchange,
+    /// The reason, as a sentence.
+    pub(super) why: String,
+}
+
+/// Recommends the smallest error among the choices that are nearly as fast as the fastest; plain gradients,
+/// if they are among them or compression saves little.
+pub(super) fn recommend(choices: &[Choice]) -> Option<Recommended> {
+    let fastest = choices.iter().min_by(|a, b| a.step.seconds.total_cmp(&b.step.seconds))?;
+    let plain = choices.iter().find(|choice| choice.codec.is_none());
+    if let Some(plain) = plain
+        && fastest.step.seconds >= plain.step.seconds * (1.0 - WORTH)
+    {
+        let saved = 100.0 * (1.0 - fastest.step.seconds / plain.step.seconds);
+        let why = match saved {
+            saved if saved < 0.05 => "Do not compress: no codec makes a step shorter.".to_owned(),
+            saved => format!("Do not compress: the fastest codec saves {saved:.1} % of a step."),
+        };
+        return Some(Recommended { codec: None, exchange: plain.exchange, why });
+    }
+    let near = choices.iter().filter(|choice| choice.step.seconds <= NEARLY * fastest.step.seconds);
+    let order = |choice: &&Choice| (choice.relative_l2, choice.step.seconds);
+    let chosen = near.min_by(|a, b| {
+        let (a, b) = (order(a), order(b));
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+    })?;
+    let time = show_seconds(chosen.step.seconds);
+    let than = plain.map_or(String::new(), |plain| {
+        format!(", {:.2} times as fast as without compression", plain.step.seconds / chosen.step.seconds)
+    });
+    let least = match chosen.name() == fastest.name() {
+        true => "the fastest".to_owned(),
+        false => format!("of the smallest error within 10 % of the fastest, {}", fastest.name()),
+    };
+    let why = format!(
+        "Use {} with the exchange {}: {time} for a step{than}; {least}.",
+        chosen.name(),
+        chosen.exchange.name()
+    );
+    Some(Recommended { codec: chosen.codec.clone(), exchange: chosen.exchange, why })
+}
+
+/// All results of one plan.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) file: String,
+    /// Gradients of workers.
+    pub(super) gradients: u64,
+    pub(super) tensors: u64,
+    /// Elements of one gradient.
+    pub(super) elements: u64,
+    /// Bytes of one gradient.
+    pub(super) bytes: u64,
+    /// Parameters of the model that is planned for.
+    pub(super) parameters: u64,
+    /// Threads of this machine that the measurements used.
+    pub(super) threads: usize,
+    pub(super) fleet: Fleet,
+    /// Measurements on the gradients as they are.
+    pub(super) measured: Vec<Measured>,
+    pub(super) choices: Vec<Choice>,
+    pub(super) recommended: Option<Recommended>,
+}
+
+/// Titles of the table's columns.
+pub(super) const COLUMNS: [&str; 10] = [
+    "codec",
+    "exchange",
+    "step",
+    "coding",
+    "bandwidth",
+    "latency",
+    "sent",
+    "received",
+    "bottleneck",
+    "rel L2",
+];
+
+impl Report {
+    /// Returns the cells of the table, the fastest choice first.
+    pub(super) fn rows(&self) -> Vec<[String; 10]> {
+        let mut choices: Vec<&Choice> = self.choices.iter().collect();
+        choices.sort_by(|a, b| a.step.seconds.total_cmp(&b.step.seconds));
+        choices.iter().map(|choice| row(choice)).collect()
+    }
+
+    /// Returns the plan's conditions, a sentence each.
+    pub(super) fn conditions(&self) -> Vec<String> {
+        let fleet = &self.fleet;
+        let per = if self.gradients == 1 {
+            "1 gradient".to_owned()
+        } else {
+            format!("{} gradients", self.gradients)
+        };
+        let mut out = vec![format!(
+            "{}: {per} of {} in {}, {}",
+            printable(&self.file),
+            counted(self.elements, "element"),
+            counted(self.tensors, "tensor"),
+            human_bytes(self.bytes)
+        )];
+        let model = match self.parameters == self.elements {
+            true => String::new(),
+            false => format!(", {} parameters", thousands(self.parameters)),
+        };
+        let groups = fleet.groups.map_or(String::new(), |groups| {
+            format!(" for each group of {}, {} inside", groups.size, show_rate(groups.link.bits_per_second))
+        });
+        let every = if fleet.every == 1 {
+            String::new()
+        } else {
+            format!(", an exchange every {} steps", fleet.every)
+        };
+        let overlap = if fleet.overlap { ", overlapped with the backward pass" } else { "" };
+        out.push(format!(
+            "{} workers{model}, links of {} with {} of latency{groups}, {} of compute{every}{overlap}",
+            thousands(fleet.workers),
+            show_rate(fleet.link.bits_per_second),
+            show_seconds(fleet.link.latency),
+            show_seconds(fleet.compute)
+        ));
+        let threads =
+            if self.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", self.threads) };
+        out.push(format!("times of coding: measured here, with {threads}"));
+        if self.gradients == 1 {
+            out.push(
+                "sums of sparse updates: as if no two workers chose the same position; gradients of more workers \
+                 would tell"
+                    .to_owned(),
+            );
+        }
+        out
+    }
+
+    /// Returns the report as text.
+    pub(super) fn text(&self) -> String {
+        let columns: Vec<_> = COLUMNS
+            .iter()
+            .map(|title| {
+                (
+                    *title,
+                    if matches!(*title, "codec" | "exchange" | "bottleneck") {
+                        Align::Left
+                    } else {
+                        Align::Right
+                    },
+                )
+            })
+            .collect();
+        let mut table = Table::new(&columns);
+        self.rows().iter().for_each(|row| table.row(row));
+        let why = self.recommended.as_ref().map_or("", |recommended| &recommended.why);
+        format!("{}\n\n{table}\n{why}\n", self.conditions().join("\n"))
+    }
+}
+
+fn row(choice: &Choice) -> [String; 10] {
+    let step = &choice.step;
+    let bottleneck = match step.bottleneck {
+        Bottleneck::Compute => "compute",
+        Bottleneck::Coding => "coding",
+        Bottleneck::Bandwidth => "bandwidth",
+        Bottleneck::Latency => "latency",
+    };
+    [
+        choice.name().to_owned(),
+        choice.exchange.name().to_owned(),
+        show_seconds(step.seconds),
+        show_seconds(step.coding),
+        show_seconds(step.bandwidth),
+        show_seconds(step.latency),
+        human_bytes(step.sent as u64),
+        human_bytes(step.received as u64),
+        bottleneck.to_owned(),
+        real(choice.relative_l2),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(codec: Option<&str>, seconds: f64, relative_l2: f64) -> Choice {
+        let (codec, exchange) = (codec.map(str::to_owned), Exchange::Gather);
+        let step = Step {
+            seconds,
+            coding: 0.0,
+            bandwidth: 0.0,
+            latency: 0.0,
+            hidden: 0.0,
+            sent: 0.0,
+            received: 0.0,
+            bottleneck: Bottleneck::Compute,
+        };
+        Choice { codec, exchange, relative_l2, step }
+    }
+
+    #[test]
+    fn the_smallest_error_among_the_fastest_is_recommended() {
+        let choices = [
+            choice(None, 10.0, 0.0),
+            choice(Some("sbc"), 1.0, 0.9),
+            choice(Some("topk"), 1.05, 0.5),
+            choice(Some("natural"), 1.2, 0.1),
+        ];
+        let chosen = recommend(&choices).unwrap();
+        assert_eq!(chosen.codec.as_deref(), Some("topk"));
+        assert!(
+            chosen.why.contains("9.52 times as fast") && chosen.why.contains("fastest, sbc"),
+            "{}",
+            chosen.why
+        );
+    }
+
+    #[test]
+    fn plain_gradients_are_recommended_where_compression_gains_little() {
+        let choices = [choice(None, 1.0, 0.0), choice(Some("sbc"), 0.96, 0.9)];
+        let chosen = recommend(&choices).unwrap();
+        assert_eq!(chosen.codec, None);
+        assert!(chosen.why.contains("saves 4.0 %"), "{}", chosen.why);
+        let slower = [choice(None, 1.0, 0.0), choice(Some("sbc"), 1.5, 0.9)];
+        assert!(recommend(&slower).unwrap().why.contains("no codec makes a step shorter"));
+        assert!(recommend(&[]).is_none());
+    }
+}

@@ -1,0 +1,133 @@
+//! `gcodec plan`, run as a user runs it.
+
+mod common;
+
+use common::{Dir, demo, worker, workers};
+use serde_json::Value;
+
+fn planned(dir: &Dir, line: &str) -> Value {
+    serde_json::from_slice(&dir.well(&format!("plan {line} --json --runs 1")).stdout).unwrap()
+}
+
+fn choice<'a>(report: &'a Value, codec: &str) -> &'a Value {
+    let named = |one: &&Value| one["codec"].as_str().unwrap_or("none").starts_with(codec);
+    report["choices"].as_array().unwrap().iter().find(named).unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+#[test]
+fn a_slow_link_needs_few_bytes_and_a_fast_one_no_codec() {
+    let dir = Dir::new();
+    let model = format!("{} --workers 16 --compute 100ms --parameters 100M", workers());
+    let slow =
+        planned(&dir, &format!("{model} --link 10Mbit --latency 10ms --exchange gather --exchange tree"));
+    assert_eq!(slow["recommended"]["codec"], "sbc:density=0.001", "{}", slow["recommended"]);
+    // Where values are added on the way, only 2 of them pass each link, whatever the number of workers.
+    let any = planned(&dir, &format!("{model} --link 10Mbit --latency 10ms"));
+    assert_eq!(any["recommended"]["exchange"], "shared-set", "{}", any["recommended"]);
+    // 100 M parameters of 4 bytes, twice, at 10 Mbit/s.
+    let plain = choice(&slow, "none");
+    assert_eq!(plain["exchange"], "tree");
+    assert!((600.0..800.0).contains(&number(&plain["seconds"])), "{plain}");
+    assert_eq!(plain["bottleneck"], "bandwidth");
+    let fast = planned(&dir, &format!("{model} --link 100000Gbit"));
+    assert_eq!(fast["recommended"]["codec"], Value::Null, "{}", fast["recommended"]);
+    let text = dir.well(&format!("plan {model} --link 100000Gbit --runs 1 --codec natural")).out();
+    assert!(text.contains("Do not compress") && text.contains("(not compressed)"), "{text}");
+    assert!(
+        text.contains("16 workers, 100,000,000 parameters, links of 100 Tbit/s with 0 s of latency"),
+        "{text}"
+    );
+}
+
+#[test]
+fn sizes_errors_and_unions_are_those_of_the_gradients() {
+    let dir = Dir::new();
+    let line = format!("{} --workers 2 --link 1Gbit --compute 0 --codec topk:density=0.01", workers());
+    let report = planned(&dir, &line);
+    let measured = &report["measured"][1];
+    let parts = &measured["parts"];
+    dir.well(&format!(
+        "encode {} -o x.gcu --codec topk:density=0.01 --sender 0 --world 4 --no-metadata",
+        worker(0)
+    ));
+    let whole = std::fs::metadata(dir.path("x.gcu")).unwrap().len() as f64;
+    // Without manifest and index.
+    let update = number(&parts["update"]);
+    assert!(update > 193.0 * 4.0 && update < whole, "{update} of {whole}");
+    let growth: Vec<f64> = parts["growth"].as_array().unwrap().iter().map(|p| number(&p[1])).collect();
+    assert!(growth.len() == 2 && growth[0] == 1.0 && growth[1] > 1.3 && growth[1] < 2.1, "{growth:?}");
+    // Positions of another worker lose more than a worker's own.
+    let error = number(&measured["relative_l2"]);
+    assert!(number(&parts["set"]["relative_l2"]) > error && error > 0.3, "{parts}");
+    // One gradient cannot tell.
+    let alone = planned(&dir, &format!("{} --workers 2 --link 1Gbit --compute 0 --codec topk", worker(0)));
+    assert_eq!(alone["measured"][1]["parts"]["set"], Value::Null);
+    let text = dir
+        .well(&format!("plan {} --workers 2 --link 1Gbit --compute 0 --codec sbc --runs 1", worker(0)))
+        .out();
+    assert!(text.contains("as if no two workers chose the same position"), "{text}");
+}
+
+#[test]
+fn exchanges_groups_and_rare_exchanges_are_chosen() {
+    let dir = Dir::new();
+    let line = format!(
+        "{} --workers 64 --link 100Mbit --latency 5ms --compute 10ms --codec topk:density=0.1",
+        workers()
+    );
+    for exchange in ["gather", "shared-set", "aggregator", "shards"] {
+        let report = planned(&dir, &format!("{line} --exchange {exchange} --exchange ring"));
+        assert_eq!(choice(&report, "topk")["exchange"], exchange);
+        assert_eq!(choice(&report, "none")["exchange"], "ring");
+    }
+    let every = |h: u32| {
+        number(&choice(&planned(&dir, &format!("{line} --every {h} --exchange ring")), "none")["sent"])
+    };
+    assert!((every(1) / every(10) - 10.0).abs() < 1e-9);
+    let grouped = planned(&dir, &format!("{line} --group 8 --group-link 100Gbit --exchange ring"));
+    // Twice 7 latencies between the groups, none inside.
+    assert!((number(&choice(&grouped, "none")["latency"]) - 0.07).abs() < 1e-9);
+}
+
+#[test]
+fn a_page_is_written_whole() {
+    let dir = Dir::new();
+    dir.well(&format!(
+        "plan {} --workers 8 --link 1Gbit --compute 1ms --codec sbc --runs 1 --html p.html",
+        worker(0)
+    ));
+    let page = std::fs::read_to_string(dir.path("p.html")).unwrap();
+    assert!(page.contains("sbc:density=0.001") && page.contains("<svg") && page.ends_with("</html>\n"));
+    assert_eq!(dir.files(), ["p.html"]);
+}
+
+#[test]
+fn wrong_options_say_what_is_wrong() {
+    let dir = Dir::new();
+    let with = |options: &str| format!("plan {} {options}", worker(0));
+    let fails = |text: &str, options: &str| dir.fails(2, text, &with(options));
+    fails("--workers", "--link 1Gbit --compute 1s");
+    fails("1 is not in 2..", "--workers 1 --link 1Gbit --compute 1s");
+    fails("not a rate such as 100Mbit", "--workers 2 --link 1GB --compute 1s");
+    fails("not a rate above 0", "--workers 2 --link 0Mbit --compute 1s");
+    fails("not a duration such as 20ms", "--workers 2 --link 1Gbit --compute 350");
+    fails("--group-link", "--workers 2 --link 1Gbit --compute 1s --group 2");
+    fails("weights of which the receiver", "--workers 2 --link 1Gbit --compute 1s --codec delta");
+    fails("none of these codecs", "--workers 2 --link 1Gbit --compute 1s --codec sbc --exchange shared-set");
+    fails("did you mean", "--workers 2 --link 1Gbit --compute 1s --codec topkk");
+    dir.fails(
+        2,
+        "its tensors are not those of",
+        &format!(
+            "plan {} {} --workers 2 --link 1Gbit --compute 1s",
+            worker(0),
+            demo("resnet_head_step0015_worker0.safetensors")
+        ),
+    );
+    common::write_tensors(&dir.path("empty.safetensors"), &[("a", "F32", &[0], &[])]);
+    dir.fails(2, "no elements", "plan empty.safetensors --workers 2 --link 1Gbit --compute 1s");
+}
