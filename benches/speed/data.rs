@@ -87,14 +87,33 @@ fn scaled(tensor: &TensorBuf, scale: f32) -> Vec<u8> {
     }
 }
 
+/// Returns the folder of the public set.
+fn folder() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/gradients");
+    std::env::var_os("GCODEC_GRADIENTS").map_or_else(default, Into::into)
+}
+
+/// Returns the files of floats of the public set, or the project's own, by their names.
+pub(crate) fn files() -> Vec<(String, Tensors)> {
+    let of = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        paths.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors")).collect()
+    };
+    let public = [of(&folder()), of(&folder().join("weight_sync"))].concat();
+    let own = || of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/cli/gradients"));
+    let mut paths = if public.is_empty() { own() } else { public };
+    paths.sort();
+    let read = |path: &PathBuf| (name(path), read(path));
+    paths.iter().map(read).filter(|(_, tensors)| tensors.bytes() > 0).collect()
+}
+
 /// Reads a file of the public set of gradients, or the project's own small one where that is not there.
 /// `GCODEC_GRADIENTS` names the folder of the set.
 fn file(public: &str, own: &str) -> (PathBuf, Tensors) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder =
-        std::env::var_os("GCODEC_GRADIENTS").map_or_else(|| root.join("../shared/gradients"), Into::into);
-    let public = folder.join(public);
-    let path = if public.exists() { public } else { root.join("tools/cli/gradients").join(own) };
+    let public = folder().join(public);
+    let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/cli/gradients").join(own);
+    let path = if public.exists() { public } else { own() };
     let tensors = read(&path);
     (path, tensors)
 }

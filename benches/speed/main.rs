@@ -5,7 +5,8 @@
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
 //! updates, `-- --only delta` deltas of bf16 weights, `-- --only digest` digests of weights,
-//! `-- --only small` updates of 500 small tensors, and `-- --only sidco` compares SIDCo's thresholds with
+//! `-- --only small` updates of 500 small tensors, `-- --only effort` both efforts of `lossless` on each file
+//! of the public set (not without this argument), and `-- --only sidco` compares SIDCo's thresholds with
 //! exact selection. `-- --data D` selects the data (`gradient`, `weights`, `noise`, or several of them).
 //! `-- --cpu` measures processor time instead of time, for one thread on a machine with other work (Linux).
 //! `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions.
@@ -18,6 +19,7 @@
 //! --benches` the program runs once on a small tensor and never fails for a floor.
 
 mod data;
+mod effort;
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -84,6 +86,9 @@ fn run() -> ExitCode {
         Bench { repeats, read: 0.0, copy: 0.0, count: 0.0, top_k: 0.0, hash: 0.0, missed: false, only };
     println!("{} thread(s), best of {repeats}", rayon::current_num_threads());
     println!("{:<40}{:>9}{:>9}  {:<6}{:>6}{:>7}", "operation", "GB/s", "ratio", "of", "peak", "floor");
+    if bench.only.iter().any(|only| only == "effort") {
+        effort::run(bench.repeats);
+    }
     if wants_data("gradient") {
         bench.gradient(elements);
     }

@@ -21,7 +21,7 @@ pub(crate) mod values;
 mod views;
 mod wire;
 
-pub use crate::codes::{Entropy, Profile};
+pub use crate::codes::{Effort, Entropy, Profile};
 pub use bits::Bits;
 pub use coded::CodedBlock;
 pub use decoded::Block;

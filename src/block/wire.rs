@@ -5,7 +5,7 @@ use crate::block::part::{Part, WireBlock};
 use crate::block::space::Surroundings;
 use crate::block::values::{Elements, ValueSpace};
 use crate::block::{Block, IndexSpace, Positions, Scope, SetId, Sets, Support, SupportId, Values, ValuesId};
-use crate::codes::{Decoder, Entropy};
+use crate::codes::{Decoder, Effort, Entropy};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
@@ -17,6 +17,8 @@ pub struct BlockOptions {
     pub positions: Positions,
     /// The coding of the integers of values. Default: the smallest.
     pub entropy: Entropy,
+    /// The search for a smaller form of symbols.
+    pub effort: Effort,
 }
 
 impl BlockOptions {
@@ -31,6 +33,13 @@ impl BlockOptions {
     #[must_use]
     pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.entropy = entropy;
+        self
+    }
+
+    /// Sets [`BlockOptions::effort`].
+    #[must_use]
+    pub fn with_effort(mut self, effort: Effort) -> Self {
+        self.effort = effort;
         self
     }
 }

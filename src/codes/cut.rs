@@ -3,7 +3,7 @@
 use std::mem;
 
 use super::ints::{BY_GROUP, Coder};
-use super::{Counts, rans, tokens};
+use super::{Counts, Effort, rans, tokens};
 use crate::arch::threads::each;
 use crate::limits::in_memory;
 
@@ -99,7 +99,12 @@ impl Cut {
             return cut;
         }
         cut.cost = coder.segment_cost(&sum(&cut.fine), len);
-        for log in [LONG_LOG, COARSE_LOG, FINE_LOG] {
+        // Each segment costs the time of a table.
+        let logs: &[u8] = match coder.effort {
+            Effort::Fast => &[LONG_LOG, COARSE_LOG],
+            Effort::Default => &[LONG_LOG, COARSE_LOG, FINE_LOG],
+        };
+        for &log in logs {
             if len > 1 << log {
                 let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip((0..len).step_by(1 << log));
                 // The length of a segment below 2 MiB is a varint of at most 3 bytes.

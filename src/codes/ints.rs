@@ -8,7 +8,7 @@ use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
-use crate::codes::{Entropy, Profile, tokens};
+use crate::codes::{Effort, Entropy, Profile, tokens};
 use crate::limits::in_memory;
 
 pub(crate) const PACKED: u8 = 0;
@@ -61,6 +61,7 @@ pub(crate) struct Coder<'a> {
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
     /// Whether codings must be those of the core profile.
     pub(crate) profile: Profile,
+    pub(crate) effort: Effort,
     /// Whether segments are only as long as they will be about, with zeros for their bytes: for counts alone.
     pub(crate) dry: bool,
     /// Number of symbols from which on a segment has 32 lanes.
@@ -92,8 +93,14 @@ impl<'a> Coder<'a> {
         tables: &'a [Table],
         record: Option<&'a mut Vec<(Role, Counts)>>,
     ) -> Self {
+        let (profile, effort) = (Profile::Full, Effort::Default);
         let (wide_from, scratch) = (rans::WIDE_FROM, Scratch::default());
-        Self { entropy, tables, record, profile: Profile::Full, dry: false, wide_from, scratch }
+        Self { entropy, tables, record, profile, effort, dry: false, wide_from, scratch }
+    }
+
+    /// Whether to look for references of symbols.
+    fn tries_references(&self) -> bool {
+        self.profile == Profile::Full && self.effort == Effort::Default
     }
 
     /// The number of segments whose counts are recorded.
@@ -457,13 +464,18 @@ impl SymbolPlan {
         packed: Cost,
         counted: Option<Cut>,
     ) -> Option<Self> {
-        let about = if counted.is_some() { None } else { cost_about(coder, symbols) };
+        let about = match counted.is_none() && coder.tries_references() {
+            true => cost_about(coder, symbols),
+            false => None,
+        };
         let mut plain = counted.or_else(|| about.is_none().then(|| Cut::new(coder, symbols)));
         let limit = plain.as_ref().map(|plain| plain.cost).or(about).unwrap_or(packed).min(packed);
         if plain.as_ref().is_some_and(|plain| is_noise(&sum(&plain.fine))) {
             return plain.filter(|plain| plain.cost < packed).map(Self::Symbols);
         }
-        if let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit, residuals) {
+        if coder.tries_references()
+            && let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit, residuals)
+        {
             let residuals = pages::reused(residuals, symbols.len());
             let split = Referenced::split(symbols, row_len, columns, residuals);
             let by_reference = Cut::new(coder, residuals);
@@ -580,9 +592,6 @@ fn best_reference(
     limit: Cost,
     residuals: &mut Vec<u8>,
 ) -> Option<(usize, bool)> {
-    if coder.profile == Profile::Core {
-        return None;
-    }
     let n = symbols.len();
     let mut cost_of = |sample: usize, row_len: usize, columns: bool| {
         let len = (sample / row_len).max(8).saturating_mul(row_len).min(n);

@@ -52,6 +52,26 @@ impl Profile {
     }
 }
 
+/// How much time an encoder takes to find a smaller form. Every reader reads every form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Effort {
+    /// Symbols have no references to their rows and columns, and segments of at least 2^16.
+    Fast,
+    /// The smallest form that is found.
+    #[default]
+    Default,
+}
+
+impl Effort {
+    /// Each effort with its name in codecs and on the command line.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Fast, "fast"), (Self::Default, "default")];
+
+    /// Returns the effort of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(effort, _)| *effort)
+    }
+}
+
 /// How the integers of a values kind are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Entropy {

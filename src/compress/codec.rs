@@ -7,7 +7,7 @@ use super::codecs::quantize::GroupQuantizer;
 use super::codecs::*;
 use super::compressor::{Compressor, TensorRun};
 use super::settings::{Keys, OutOfRange, SpecError, SpecWriter, Visitor};
-use crate::block::{Block, BlockOptions, Positions};
+use crate::block::{Block, BlockOptions, Effort, Positions};
 use crate::error::{Error, Result};
 
 /// Makes [`Codec`] and every choice between the codecs from one list of codecs. A text behind a codec is
@@ -23,20 +23,17 @@ macro_rules! codecs {
         pub enum Codec {
             /// `raw`: the elements unchanged.
             Raw,
-            /// `lossless`: the elements' byte planes, entropy coded.
-            Lossless,
             $($(#[$doc])* $Codec($Codec),)*
         }
 
         impl Codec {
             /// The names that specifications may begin with.
-            pub const NAMES: &[&str] = &["raw", "lossless", $($Codec::NAME, $($alias,)?)*];
+            pub const NAMES: &[&str] = &["raw", $($Codec::NAME, $($alias,)?)*];
 
             /// Returns the name in specifications.
             pub fn name(&self) -> &'static str {
                 match self {
                     Self::Raw => "raw",
-                    Self::Lossless => "lossless",
                     $(Self::$Codec(_) => $Codec::NAME,)*
                 }
             }
@@ -45,7 +42,6 @@ macro_rules! codecs {
             fn of(name: &str) -> Option<Self> {
                 Some(match name {
                     "raw" => Self::Raw,
-                    "lossless" => Self::Lossless,
                     $($Codec::NAME => Self::$Codec($Codec::default()),)*
                     _ => return None,
                 })
@@ -53,14 +49,14 @@ macro_rules! codecs {
 
             fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
                 match self {
-                    Self::Raw | Self::Lossless => Ok(()),
+                    Self::Raw => Ok(()),
                     $(Self::$Codec(codec) => codec.settings(visitor),)*
                 }
             }
 
             fn range_check(mut self) -> Result<(), OutOfRange> {
                 match &mut self {
-                    Self::Raw | Self::Lossless => Ok(()),
+                    Self::Raw => Ok(()),
                     $(Self::$Codec(codec) => codec.check(),)*
                 }
             }
@@ -68,7 +64,7 @@ macro_rules! codecs {
             /// Whether consecutive tensors share a block, however large they are.
             pub(super) fn shares_blocks(&self) -> bool {
                 match self {
-                    Self::Raw | Self::Lossless => false,
+                    Self::Raw => false,
                     $(Self::$Codec(_) => $Codec::SHARES_BLOCKS,)*
                 }
             }
@@ -77,7 +73,6 @@ macro_rules! codecs {
             pub(super) fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
                 match self {
                     Self::Raw => Ok(lossless::dense(&run, false)),
-                    Self::Lossless => Ok(lossless::dense(&run, true)),
                     $(Self::$Codec(codec) => codec.blocks(run),)*
                 }
             }
@@ -86,6 +81,8 @@ macro_rules! codecs {
 }
 
 codecs! {
+    /// `lossless`: the elements' byte planes, entropy coded.
+    Lossless
     /// `topk`: the elements of largest magnitude.
     TopK "stc"
     /// `threshold`: the elements that reach a threshold.
@@ -146,6 +143,9 @@ impl fmt::Display for Codec {
 }
 
 impl Codec {
+    /// `lossless` with its default effort.
+    pub const LOSSLESS: Self = Self::Lossless(Lossless { effort: Effort::Default });
+
     /// Returns how the positions of this codec's blocks are written.
     pub fn positions(&self) -> Positions {
         match self {
@@ -160,7 +160,8 @@ impl Codec {
 
     /// Returns how this codec's blocks are written.
     pub(crate) fn block_options(&self) -> BlockOptions {
-        BlockOptions::default().with_positions(self.positions())
+        let effort = if let Self::Lossless(c) = self { c.effort } else { Effort::Default };
+        BlockOptions::default().with_positions(self.positions()).with_effort(effort)
     }
 
     /// Returns this codec for the update `steps` later: its seed is greater by `steps`, so that each update
@@ -196,7 +197,7 @@ impl Codec {
 
     /// Whether the receiver may get other values than the sender had.
     pub fn is_lossy(&self) -> bool {
-        !matches!(self, Self::Raw | Self::Lossless | Self::Delta(_))
+        !matches!(self, Self::Raw | Self::Lossless(_) | Self::Delta(_))
     }
 
     /// Checks that every setting is in its range.

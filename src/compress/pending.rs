@@ -208,7 +208,7 @@ impl Dense {
     fn of(codec: &Codec) -> Option<Self> {
         match codec {
             Codec::Raw => Some(Self::Floats),
-            Codec::Lossless => Some(Self::Planes),
+            Codec::Lossless(_) => Some(Self::Planes),
             Codec::Natural(c) => Some(Self::Made(Maker::Natural(c.seed))),
             codec => codec.quantizer().map(|quantizer| Self::Made(Maker::Quantized(quantizer))),
         }

@@ -306,6 +306,7 @@ mod tests {
         for spec in [
             "raw",
             "lossless",
+            "lossless:effort=fast",
             "topk:density=0.01,values=f32",
             "topk:k=100,values=pow2,scope=global,seed=7,positions=rice",
             "threshold:at=0.001,values=q4,positions=bitmap",

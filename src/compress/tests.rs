@@ -502,9 +502,10 @@ fn lossless_blocks_hold_the_elements() {
     assert_eq!(decode(&blocks, &nibbles), [vec![1.0, 2.0, 3.0], vec![-6.0, 0.5]]);
 }
 
-const EVERY: [&str; 15] = [
+const EVERY: [&str; 16] = [
     "raw",
     "lossless",
+    "lossless:effort=fast",
     "topk:density=0.01,values=sign",
     "topk:density=0.01,values=pow2,scope=global",
     "topk:density=0.1,values=q4",

@@ -260,8 +260,8 @@ impl Sender<'_> {
         self.send(Kind::Anchor, (0..self.model.groups.len()).collect(), |group| {
             let tensors: Vec<usize> = self.model.groups[group].clone().collect();
             let inputs: Vec<_> = tensors.iter().map(|&n| self.input(group, n, new[n], None)).collect();
-            let codecs = vec![Codec::Lossless; inputs.len()];
-            self.encode(group, &inputs, &codecs, Digests::default(), Codec::Lossless)
+            let codecs = vec![Codec::LOSSLESS; inputs.len()];
+            self.encode(group, &inputs, &codecs, Digests::default(), Codec::LOSSLESS)
         })
     }
 

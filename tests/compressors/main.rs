@@ -3,6 +3,7 @@
 mod codecs;
 mod deltas;
 mod demo;
+mod effort;
 mod errors;
 mod natural;
 mod onebit;

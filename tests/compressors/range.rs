@@ -47,7 +47,7 @@ fn every_lossy_codec_names_what_is_beyond_f32() {
         count += 1;
     }
     assert!(count > 10);
-    let all = [Codec::Raw, Codec::Lossless];
+    let all = [Codec::Raw, Codec::LOSSLESS];
     assert!(all.iter().all(|codec| kind(&tensor(|v| v[0] = 1e39), *codec, NonFinite::Reject).is_none()));
     let text = InputErrorKind::BeyondF32 { index: 3, bits: 1e39f64.to_bits() }.to_string();
     assert!(text.starts_with("element 3 is 1e39, beyond the range of f32"), "{text}");

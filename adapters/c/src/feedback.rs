@@ -144,7 +144,7 @@ pub unsafe extern "C" fn gcodec_feedback_save(
             let views: Vec<_> = saved.iter().map(|(name, tensor)| (name.as_str(), tensor.view())).collect();
             let header = UpdateHeader::default().with_label("residuals".to_owned());
             handle::with(encoder, |encoder: &mut Encoder| {
-                encoder.update(&views, &[], &[Codec::Lossless], header, &Options::default(), None, None)
+                encoder.update(&views, &[], &[Codec::LOSSLESS], header, &Options::default(), None, None)
             })
         })
     }

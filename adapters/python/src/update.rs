@@ -126,7 +126,7 @@ impl<'py> Prepared<'py> {
         });
         for (i, name, bytes) in on_host.chain(on_devices) {
             most = most.saturating_add(bytes).saturating_add(bytes / 64).saturating_add(256 + name);
-            if matches!(codec(i), Some(Codec::Raw | Codec::Lossless)) && self.dgc.is_none() {
+            if matches!(codec(i), Some(Codec::Raw | Codec::Lossless(_))) && self.dgc.is_none() {
                 likely = likely.saturating_add(bytes);
             }
         }

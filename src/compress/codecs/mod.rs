@@ -26,6 +26,7 @@ pub use delta::{Change, Delta, DigestKind};
 pub use demo::Demo;
 pub use dither::Dither;
 pub use int8::Int8;
+pub use lossless::Lossless;
 pub use natural::Natural;
 pub use powersgd::PowerSgd;
 pub use qsgd::Qsgd;

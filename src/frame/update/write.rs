@@ -324,6 +324,7 @@ pub(super) fn write_block(
     let space = manifest.space(scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
     let mut coder = Coder::new(block.options().entropy, tables, record);
+    coder.effort = block.options().effort;
     (coder.profile, coder.dry) = (profile, coder.record.is_some());
     coder.scratch = std::mem::take(&mut memory.scratch);
     let written = block.write(&mut coder, &around, memory.payloads.pop().unwrap_or_default());

@@ -166,7 +166,7 @@ fn the_publisher_chooses_what_deltas_say() {
     let staged = store.stage(Some(&held), None).unwrap();
     assert_eq!((staged.steps(), staged.bytes()), (1, folded.bytes));
     check(&staged.verify().unwrap().commit(Some(held)).unwrap());
-    let lossy = Publisher::new(&store, policy(1).with_codec(Codec::Lossless));
+    let lossy = Publisher::new(&store, policy(1).with_codec(Codec::LOSSLESS));
     assert!(matches!(lossy, Err(Error::Input(_))));
 }
 

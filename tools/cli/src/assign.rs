@@ -66,7 +66,7 @@ impl<'a> Plan<'a> {
 
 /// Returns the codec, or `lossless` for elements that it does not support.
 pub(crate) fn fitting(codec: Codec, view: &TensorView<'_>) -> Codec {
-    if codec.is_lossy() && !view.dtype().is_float() { Codec::Lossless } else { codec }
+    if codec.is_lossy() && !view.dtype().is_float() { Codec::LOSSLESS } else { codec }
 }
 
 /// Returns the manifest of named tensors.

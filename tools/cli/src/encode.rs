@@ -31,7 +31,7 @@ use std::time::Instant;
 #[command(after_help = "\
 SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
   raw                       the unchanged elements
-  lossless                  byte planes, entropy coded
+  lossless                  byte planes, entropy coded; effort=default|fast
   delta                     the elements that differ from --base, losslessly; values=ulp|overwrite
   topk:density=0.01         the largest magnitudes; or k=N; values=f32|f16|bf16|pow2|sign|q4;
                             scope=tensor|global
@@ -422,7 +422,7 @@ impl Update<'_> {
             )?;
         }
         let label = match self.plan.has_delta() && !is_delta {
-            true => Codec::Lossless.to_string(),
+            true => Codec::LOSSLESS.to_string(),
             false => Plan::new(self.args.codec.codec().later(self.number), &self.args.rules).label(),
         };
         let mut header = UpdateHeader::default()
@@ -458,7 +458,7 @@ impl Update<'_> {
         for tensor in &dump.tensors {
             let asked = self.plan.codec(tensor.name()).later(self.number);
             let codec = match asked {
-                Codec::Delta { .. } if !has_base => Codec::Lossless,
+                Codec::Delta { .. } if !has_base => Codec::LOSSLESS,
                 asked => fitting(asked, &tensor.view()),
             };
             if asked.is_lossy() && codec != asked {

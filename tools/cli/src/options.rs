@@ -3,13 +3,19 @@
 use crate::fail::{Failure, InFile, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gcodec::Limits;
-use gcodec::block::Profile;
+use gcodec::block::{Effort, Profile};
 use std::path::{Path, PathBuf};
 
 /// Parser of profiles of the format. Completions offer their names.
 pub(crate) fn profiles() -> impl TypedValueParser<Value = Profile> {
     let names = PossibleValuesParser::new(Profile::ALL.map(|(_, name)| name));
     names.map(|name| Profile::from_name(&name).unwrap_or_default())
+}
+
+/// Parser of the efforts of the codec `lossless`. Completions offer their names.
+pub(crate) fn efforts() -> impl TypedValueParser<Value = Effort> {
+    let names = PossibleValuesParser::new(Effort::ALL.map(|(_, name)| name));
+    names.map(|name| Effort::from_name(&name).unwrap_or_default())
 }
 
 /// Limits on the memory that a stream may claim.

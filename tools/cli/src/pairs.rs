@@ -236,7 +236,7 @@ mod tests {
         let values: Vec<f32> = (0..len).map(|i| (i % 1009) as f32 - 500.0).collect();
         let large = TensorBuf::from_f32(vec![len], &values).unwrap();
         let small = TensorBuf::from_f32(vec![2, 1], &[1.0, -1.0]).unwrap();
-        let stream = encode(&[("s", small.view()), ("l", large.view())], &gcodec::Codec::Lossless).unwrap();
+        let stream = encode(&[("s", small.view()), ("l", large.view())], &gcodec::Codec::LOSSLESS).unwrap();
         let (base, path) = (Base::new(), Path::new("x.gcu"));
         let updates = Box::new(Updates::open(&stream, &Limits::default()).unwrap());
         let update = Side::Update { updates, number: 0, base: &base, path };

@@ -105,6 +105,87 @@ fn streams_are_those_of_other_commands_too() {
     assert!(out.contains("F8_E8M0"), "{out}");
 }
 
+/// `GCODEC_FILES=FOLDER:FILE:.. cargo test -p gcodec-cli --test checkpoints files_of_the_list -- --nocapture`
+/// compresses real files, and those in real folders. Each comes back byte for byte, or is refused with a
+/// reason and left.
+#[test]
+fn files_of_the_list_come_back_or_are_refused() {
+    let Some(list) = std::env::var_os("GCODEC_FILES") else {
+        return println!("skipped: GCODEC_FILES names no files");
+    };
+    let dir = Dir::new();
+    let mut files = Vec::new();
+    let paths = std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty());
+    paths.for_each(|path| add_files(&path, &mut files));
+    let (mut back, mut refused) = (0, 0);
+    for file in &files {
+        let command = |args: &[&std::ffi::OsStr]| {
+            let mut gcodec = std::process::Command::new(env!("CARGO_BIN_EXE_gcodec"));
+            let output = gcodec.args(args).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        };
+        let (stream, result) = (dir.path("stream.gcu"), dir.path("result"));
+        let [stream_name, result_name] = [&stream, &result].map(|path| path.as_os_str());
+        let before = bytes(file);
+        let (code, error) = command(&["compress".as_ref(), file.as_os_str(), "-o".as_ref(), stream_name]);
+        if code != Some(0) {
+            assert!(matches!(code, Some(2 | 3)) && error.contains("error: "), "{}: {error}", file.display());
+            assert!(!stream.exists(), "{}", file.display());
+            println!("refused {} {}: {}", before.len(), file.display(), error.trim());
+            refused += 1;
+            continue;
+        }
+        let len = bytes(&stream).len();
+        let (code, error) = command(&["decompress".as_ref(), stream_name, "-o".as_ref(), result_name]);
+        assert_eq!(code, Some(0), "{}: {error}", file.display());
+        assert!(bytes(&result) == before && bytes(file) == before, "{}", file.display());
+        let share = len as f64 / before.len() as f64 * 100.0;
+        println!("back {} -> {len} ({share:.1} %) {}", before.len(), file.display());
+        [&stream, &result].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        back += 1;
+    }
+    println!("{back} files came back byte for byte, {refused} were refused");
+    assert!(back > 0, "no file of GCODEC_FILES was compressed");
+}
+
+/// Adds a file, or those of a folder, in the order of their names.
+fn add_files(path: &Path, files: &mut Vec<std::path::PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(path) else { return files.push(path.to_owned()) };
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().for_each(|path| add_files(path, files));
+}
+
+#[test]
+fn elements_in_another_order_are_coded_as_they_lie() {
+    let dir = Dir::new();
+    // More elements than may lie around tensors, in Fortran order, and as channels_last has them.
+    let (rows, columns) = (1500u32, 3000u32);
+    let elements = numbers(4_500_000, 1.0);
+    let text = format!("{{'descr': '<f4', 'fortran_order': True, 'shape': ({rows}, {columns}), }}\n");
+    let head = [b"\x93NUMPY\x01\0", &(text.len() as u16).to_le_bytes()[..], text.as_bytes()].concat();
+    std::fs::write(dir.path("f.npy"), [&head[..], &elements].concat()).unwrap();
+    let (shape, strides) = ([300, 5, 1500, 2], [15_000, 1, 10, 5]);
+    let state = dict(vec![("w", tensor("0", 4_500_000, 0, &shape, &strides))]);
+    std::fs::write(dir.path("w.pt"), archive(&state, &[("0", &elements)])).unwrap();
+    for (name, stored, order) in
+        [("f.npy", "3000x1500", "{\"f\":[1,0]}"), ("w.pt", "300x1500x2x5", "{\"w\":[0,2,3,1]}")]
+    {
+        let before = bytes(&dir.path(name));
+        dir.well(&format!("compress {name} --remove --effort fast"));
+        let json = dir.well(&format!("inspect {name}.gcu --json")).out();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["metadata"]["gcodec-order"], order, "{json}");
+        assert_eq!(json["updates"][0]["label"], "lossless:effort=fast", "{json}");
+        let out = dir.well(&format!("inspect {name}.gcu --tensors")).out();
+        assert!(out.contains(stored), "{out}");
+        dir.well(&format!("decompress {name}.gcu"));
+        assert!(bytes(&dir.path(name)) == before, "{name}");
+    }
+    let error = dir.fails(2, "possible values: fast, default", "compress f.npy --effort most").err;
+    assert!(error.contains("--effort"), "{error}");
+}
+
 #[test]
 fn folders_are_compressed_whole_and_can_be_repeated() {
     let dir = Dir::new();
@@ -200,7 +281,7 @@ fn nothing_is_lost_where_something_is_there() {
     std::io::Write::write_all(&mut zip, &bytes(&dir.path("v.npy"))).unwrap();
     std::fs::write(dir.path("deflated.npz"), zip.finish().unwrap().into_inner()).unwrap();
     std::fs::write(dir.path("note.txt"), "no tensors").unwrap();
-    dir.fails(2, "it is compressed already", "compress deflated.npz");
+    dir.fails(2, "they are deflated", "compress deflated.npz");
     dir.fails(3, "note.txt", "compress note.txt");
     dir.fails(2, "`gcodec decode` decodes its updates", "decompress v.gcu -o v2.safetensors");
 }

@@ -199,11 +199,11 @@ fn exact(view: &gcodec::TensorView<'_>) -> Result<Codec> {
         Dtype::F32 => "f32",
         Dtype::F16 => "f16",
         Dtype::Bf16 => "bf16",
-        _ => return Ok(Codec::Lossless),
+        _ => return Ok(Codec::LOSSLESS),
     };
     let stats = gcodec::reduce::stats::Stats::of(view, &gcodec::reduce::stats::StatsOptions::default());
     match stats.nan + stats.infinite > 0 || stats.nonzero() * 2 > stats.elements {
-        true => Ok(Codec::Lossless),
+        true => Ok(Codec::LOSSLESS),
         false => format!("topk:density=1,values={values}").parse().map_err(Failure::usage),
     }
 }

@@ -162,7 +162,7 @@ impl Dump {
                     let label = Label::new(opaque.dtype.into_owned(), opaque.shape, form);
                     labels.0.insert(opaque.name.clone(), label);
                     let (name, shape) = (opaque.name, vec![data.len()]);
-                    self.tensors.push(NamedTensor { name, dtype: Dtype::U8, shape, data });
+                    self.tensors.push(NamedTensor { name, dtype: Dtype::U8, shape, data, stored: None });
                 }
             }
         }

@@ -68,6 +68,16 @@ pub(crate) struct NamedTensor {
     dtype: Dtype,
     shape: Vec<u64>,
     data: Data,
+    stored: Option<Stored>,
+}
+
+/// Where elements lie in the file that has them in another order.
+#[derive(Debug, Clone)]
+struct Stored {
+    input: Arc<Input>,
+    range: Range<u64>,
+    /// The tensor's dimensions, that of the longest steps first.
+    order: Vec<usize>,
 }
 
 /// A file format of tensors.
@@ -234,14 +244,14 @@ impl NamedTensor {
     /// Returns a tensor that owns its elements.
     pub(crate) fn new(name: String, tensor: TensorBuf) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
-        Self { name, dtype, shape, data: Data::Owned(tensor.into_data()) }
+        Self { name, dtype, shape, data: Data::Owned(tensor.into_data()), stored: None }
     }
 
     /// Checks that `data` is as long as `shape` and `dtype` need.
     fn from_data(name: String, dtype: Dtype, shape: Vec<u64>, data: Data) -> Result<Self> {
         // The file is wrong here; the library would blame its caller.
         check_len(dtype, &shape, data.len()).map_err(|e| Failure::invalid(e).about(quoted(&name)))?;
-        Ok(Self { name, dtype, shape, data })
+        Ok(Self { name, dtype, shape, data, stored: None })
     }
 
     /// Returns the name.

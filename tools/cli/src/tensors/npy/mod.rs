@@ -9,7 +9,7 @@
 mod header;
 
 use super::label::{Form, Labels};
-use super::{Data, Dump, NamedTensor, Opaque, Outline, Source};
+use super::{Data, Dump, NamedTensor, Opaque, Outline, Source, Stored};
 use crate::fail::{Failure, Result};
 use crate::input::{Input, Section};
 use crate::output::warn;
@@ -121,7 +121,15 @@ impl Array {
             (Ok((dtype, _)), _) => Some(dtype.bits() as usize / 8),
             (Err(_), bytes) => bytes.and_then(|bytes| usize::try_from(bytes).ok()),
         };
-        let data = match element_bytes.map(|width| (width, self.order(width))) {
+        let order = element_bytes.map(|width| self.order(width));
+        // As numbers of the other byte order, elements are none.
+        let is_transposed = order.is_some_and(|order| order.transpose && !order.swap);
+        let stored = is_transposed.then(|| Stored {
+            input: Arc::clone(input),
+            range: place.clone(),
+            order: (0..self.header.shape.len()).rev().collect(),
+        });
+        let data = match element_bytes.zip(order) {
             Some((width, order)) if order.changes() && bytes > 0 => {
                 let shape = self.header.shape.clone();
                 let make = move |input: &Input| order.apply(&input.slice(place.clone()), &shape, width);
@@ -134,7 +142,8 @@ impl Array {
         let Header { descr, shape, .. } = self.header;
         match (self.dtype, data) {
             (Ok((dtype, _)), Some(data)) => {
-                dump.tensors.push(NamedTensor::from_data(name, dtype, shape, data)?);
+                let tensor = NamedTensor::from_data(name, dtype, shape, data)?;
+                dump.tensors.push(NamedTensor { stored, ..tensor });
             }
             (why, data) => {
                 let reason = why.err().unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Views of storages.
 
 use crate::fail::{Failure, Result};
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// A view of a storage by strides in elements.
@@ -55,6 +56,24 @@ impl Strided<'_> {
         })
     }
 
+    /// Returns the dimensions, that of the longest steps first, and the range of the elements, if these fill
+    /// one of the storage, in which they were found to lie.
+    pub(super) fn permuted(&self) -> Option<(Vec<usize>, Range<u64>)> {
+        let mut order: Vec<usize> = (0..self.shape.len()).collect();
+        order.sort_by_key(|&dim| Reverse(self.strides[dim]));
+        let (mut shape, mut strides) = (Vec::new(), Vec::new());
+        for &dim in &order {
+            shape.push(self.shape[dim]);
+            strides.push(self.strides[dim]);
+        }
+        let ordered =
+            Strided { element: self.element, offset: self.offset, shape: &shape, strides: &strides };
+        match ordered.find(u64::MAX) {
+            Ok(Place::Contiguous(range)) => Some((order, range)),
+            _ => None,
+        }
+    }
+
     /// Copies the elements, which were found to lie in `storage`, in the order of the shape.
     pub(super) fn gather(&self, storage: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
@@ -97,6 +116,18 @@ mod tests {
         assert_eq!(gather(1, &[2, 2, 2], &[0, 2, 1]), b"b.c.d.e.b.c.d.e.");
         assert_eq!(gather(5, &[3], &[0]), b"f.f.f.");
         assert_eq!(gather(2, &[1, 1], &[7, 7]), b"c.");
+    }
+
+    #[test]
+    fn views_of_all_elements_have_an_order() {
+        let permuted =
+            |shape: &[u64], strides: &[u64]| Strided { element: 2, offset: 1, shape, strides }.permuted();
+        assert_eq!(permuted(&[3, 2], &[1, 3]), Some((vec![1, 0], 2..14)));
+        // As channels_last has them, with a dimension of 1.
+        assert_eq!(permuted(&[2, 3, 1, 4], &[12, 1, 12, 3]), Some((vec![0, 2, 3, 1], 2..50)));
+        assert_eq!(permuted(&[3, 2], &[1, 4]), None);
+        assert_eq!(permuted(&[3, 2], &[1, 1]), None);
+        assert_eq!(permuted(&[3, 2], &[0, 1]), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::elements::Element;
 use super::strided::{Place, Strided};
 use crate::fail::Failure;
 use crate::input::Input;
-use crate::tensors::{Data, NamedTensor, Opaque};
+use crate::tensors::{Data, NamedTensor, Opaque, Stored};
 use gcodec::tensor::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,6 +46,7 @@ impl View {
         };
         match self.element {
             Element::Known(dtype) => NamedTensor::from_data(name.to_owned(), dtype, self.shape.clone(), data)
+                .map(|tensor| NamedTensor { stored: self.stored(input, &storage), ..tensor })
                 .map_err(|failure| {
                     Box::new(Unread { opaque: opaque(0, failure.message.clone()), fault: Some(failure) })
                 }),
@@ -57,6 +58,15 @@ impl View {
                 Err(Box::new(Unread { opaque, fault: None }))
             }
         }
+    }
+
+    /// Says where the elements lie in the input, if they are a permutation of a range of it.
+    fn stored(&self, input: &Arc<Input>, storage: &Range<u64>) -> Option<Stored> {
+        let element = self.element.width() as usize;
+        let view = Strided { element, offset: self.offset, shape: &self.shape, strides: &self.strides };
+        let (order, range) = view.permuted().filter(|_| !self.is_negative && !self.is_conjugate)?;
+        let range = storage.start + range.start..storage.start + range.end;
+        Some(Stored { input: Arc::clone(input), range, order })
     }
 
     /// Returns the elements; the error is the reason why that cannot be, and a failure if the file is wrong.

@@ -83,7 +83,9 @@ pub(in crate::tensors) fn read(path: &Path, bytes: &[u8], copies: &mut u64, unre
             continue;
         }
         match (files.data(tensor, &metadata.stored, copies, unread), tensor.element) {
-            (Ok(data), Element::Known(dtype)) => dump.tensors.push(NamedTensor { name, dtype, shape, data }),
+            (Ok(data), Element::Known(dtype)) => {
+                dump.tensors.push(NamedTensor { name, dtype, shape, data, stored: None });
+            }
             (Ok(data), _) => dump.opaque.push(opaque(super::NOT_READ.to_owned()).with_data(data)),
             (Err(reason), _) => {
                 dump.faults.push(Failure::invalid(&reason).about(quoted(&name)));
