@@ -15,7 +15,7 @@ use crate::frame::{Delta, DeltaRuns, Digest, Manifest, TensorInfo, run_digest, t
 use crate::tensor::TensorView;
 
 /// Returns the kinds of digests that the deltas among these codecs want; `None` without a delta.
-fn wanted(codecs: &[Codec]) -> Option<DigestKind> {
+pub fn wanted(codecs: &[Codec]) -> Option<DigestKind> {
     let kinds = codecs.iter().filter_map(|codec| match codec {
         Codec::Delta(delta) => Some(delta.digest),
         _ => None,
@@ -163,7 +163,7 @@ impl Digests {
                 let info = usize::try_from(input.tensor).ok().and_then(|n| manifest.tensors().get(n));
                 sums(info.ok_or_else(missing)?, base, input.view, self.sums.of(input.tensor))
             })?;
-            found.summed = Some(self.sums.keep(&summed, joined, |sums| sums.iter().copied().sum()));
+            found.summed = Some(self.sums.keep(&summed, joined, sum_of_run));
         }
         Ok(found)
     }
@@ -173,15 +173,29 @@ impl Digests {
         self.hashes.of(tensor)
     }
 
-    /// Returns the runs of tensors whose hashes are known, and keeps the hashes of the results as those of
-    /// the next bases.
-    pub(in crate::compress) fn hashed<B: AsRef<Block>>(
-        &mut self,
-        digested: &[Digested],
-        blocks: &[B],
-    ) -> Vec<Delta> {
-        self.hashes.keep(digested, &joined(blocks), run_digest)
+    /// Returns the kept sums of a base and of a new tensor.
+    pub(in crate::compress) fn known_sum(&self, tensor: u64) -> [Option<SumDigest>; 2] {
+        self.sums.of(tensor)
     }
+
+    /// Returns the runs of tensors whose digests are known, of each kind that is given, and keeps the digests
+    /// of the results as those of the next bases.
+    pub(in crate::compress) fn given<B: AsRef<Block>>(
+        &mut self,
+        hashed: Option<&[Digested]>,
+        summed: Option<&[Digested<SumDigest>]>,
+        blocks: &[B],
+    ) -> DeltaRuns {
+        let joined = joined(blocks);
+        DeltaRuns {
+            hashed: hashed.map(|hashed| self.hashes.keep(hashed, &joined, run_digest)),
+            summed: summed.map(|summed| self.sums.keep(summed, &joined, sum_of_run)),
+        }
+    }
+}
+
+fn sum_of_run(sums: &[SumDigest]) -> SumDigest {
+    sums.iter().copied().sum()
 }
 
 /// Returns the digests of the inputs that have a base. `of`: those of the base and of the new tensor.

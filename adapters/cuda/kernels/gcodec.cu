@@ -6,3 +6,4 @@
 #include "rice.cu"
 #include "scatter.cu"
 #include "select.cu"
+#include "sums.cu"

@@ -231,6 +231,7 @@ const std::map<std::string, Kernel> KERNELS = {
     {"gcodec_delta_emit", kernel<delta::gcodec_delta_emit, delta::Delta>()},
     {"gcodec_digest_chunks", kernel<blake3::gcodec_digest_chunks, blake3::Digests>()},
     {"gcodec_digest_roots", kernel<blake3::gcodec_digest_roots, blake3::Digests>()},
+    {"gcodec_sums", kernel<sums::gcodec_sums, sums::Sums>()},
 };
 
 }  // namespace

@@ -349,3 +349,48 @@ pub(crate) mod delta {
         }
     }
 }
+
+/// The structures of `adapters/cuda/kernels/sums.cu`.
+pub(crate) mod sums {
+    use super::Plain;
+
+    /// The bits of [`Axis::factors`].
+    pub(crate) const LOW: u32 = 1;
+    pub(crate) const HIGH: u32 = 2;
+    /// Columns of a thread.
+    pub(crate) const COLUMNS: u32 = 4;
+
+    structures! {
+        Axis(40) {
+            len: u64,
+            stride: i64,
+            first: u64,
+            step: u32,
+            number: u32,
+            factors: u32,
+            reserved: u32,
+        }
+        Summed(80) {
+            data: u64,
+            rows: u64,
+            stride: i64,
+            axes: u64,
+            out: u64,
+            columns: u32,
+            n_column_axes: u32,
+            n_axes: u32,
+            width: u32,
+            threads: u32,
+            chunk: u32,
+            tiles: u32,
+            first_work: u32,
+            together: u32,
+            reserved: u32,
+        }
+        Sums(16) {
+            summed: u64,
+            n_summed: u32,
+            n_work: u32,
+        }
+    }
+}

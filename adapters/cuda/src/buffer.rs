@@ -5,7 +5,7 @@ use gcodec::{Dtype, TensorBuf, TensorView};
 use crate::device::Device;
 use crate::error::{Error, Result, TensorError};
 use crate::memory::{Memory, Pinned};
-use crate::tensor::{DeviceTensor, Stream};
+use crate::tensor::{DeviceTensor, DeviceView, Stream};
 
 /// A tensor in device memory, owned.
 #[derive(Debug)]
@@ -84,5 +84,26 @@ impl DeviceBuf {
         // SAFETY: the memory stays allocated as long as `self` lives, and its content was waited for. The
         // caller of `Scatter` promises to order later writes before other uses.
         unsafe { DeviceTensor::from_raw(&self.device, self.memory.address(), self.dtype, &self.shape) }
+    }
+
+    /// Borrows a part of the tensor, to read it. `first`: the index of its first element, in row-major order;
+    /// `strides`: as for [`DeviceView::from_raw`].
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if the part is not inside, or for an element type of less than a byte.
+    #[expect(unsafe_code, reason = "borrows device memory")]
+    pub fn part<'a>(&'a self, first: u64, shape: &'a [u64], strides: &'a [i64]) -> Result<DeviceView<'a>> {
+        let start = self.memory.address();
+        let address =
+            first.checked_mul(u64::from(self.dtype.bits() / 8)).and_then(|at| start.checked_add(at));
+        let address = address.ok_or(TensorError::Shape)?;
+        // SAFETY: the memory stays allocated as long as `self` lives, and its content was waited for. That the
+        // part is inside of it is checked before anyone reads it.
+        let view = unsafe { DeviceView::from_raw(&self.device, address, self.dtype, shape, strides) }?;
+        let is_inside = |ends: [u64; 2]| ends[0] >= start && ends[1] < start + self.memory.len();
+        if view.elements() > 0 && !view.ends().is_some_and(is_inside) {
+            return Err(TensorError::Bounds { address }.into());
+        }
+        Ok(view)
     }
 }

@@ -53,9 +53,10 @@ pub(crate) enum Kernel {
     DeltaEmit,
     DigestChunks,
     DigestRoots,
+    Sums,
 }
 
-const NAMES: [&CStr; 30] = [
+const NAMES: [&CStr; 31] = [
     c"gcodec_sample",
     c"gcodec_collect",
     c"gcodec_digits",
@@ -86,6 +87,7 @@ const NAMES: [&CStr; 30] = [
     c"gcodec_delta_emit",
     c"gcodec_digest_chunks",
     c"gcodec_digest_roots",
+    c"gcodec_sums",
 ];
 
 /// A CUDA device. Clones refer to the same device.

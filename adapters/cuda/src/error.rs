@@ -71,6 +71,12 @@ pub enum TensorError {
     /// The element type is none of f32, f16 and bf16.
     #[error("element type {0} is not supported on a device: use f32, f16 or bf16")]
     Dtype(gcodec::Dtype),
+    /// Elements of this type are no whole bytes.
+    #[error("elements of type {0} are no whole bytes: copy the tensor to the host")]
+    Packed(gcodec::Dtype),
+    /// There is not one offset, or one stride, for each dimension.
+    #[error("a shard has an offset and a stride for each dimension")]
+    Offsets,
     /// The address is not a multiple of the element's size.
     #[error("address {address:#x} is not aligned to the element type")]
     Alignment {
@@ -106,6 +112,11 @@ impl From<gcodec::error::InputErrorKind> for Error {
     fn from(kind: gcodec::error::InputErrorKind) -> Self {
         Self::Codec(kind.into())
     }
+}
+
+/// The error for results of a device that contradict each other.
+pub(crate) fn inconsistent() -> Error {
+    gcodec::error::InputErrorKind::InconsistentBlock { what: "results of the device" }.into()
 }
 
 /// Prints a version of CUDA, which is 1000 major + 10 minor.

@@ -70,7 +70,10 @@
 //! |---|---|---|
 //! | keys of a sample, from which the host chooses classes | 1 | 9 KiB for each block |
 //! | changes of each class and tile | 2 | 4 bytes for each class |
-//! | ranks and values of the changes; digests | 1; with digests 2 more | 6 bytes for each changed 16-bit element, 8 for each 32-bit one; 16 for each digest |
+//! | ranks and values of the changes; hashes | 1; with hashes 2 more | 6 bytes for each changed 16-bit element, 8 for each 32-bit one; 16 for each hash |
+//!
+//! Sums are a step of their own, before the others: one launch, and 32 bytes of each to the host.
+//! [`SumDigester`] computes them for tensors of any strides; each unit is read once.
 //!
 //! The first step is left out if values are `ulp` and `positions` neither `auto` nor `classed`. The sample
 //! is all elements of a block of less than 2^21 elements, else one in 16. The second step reads both tensors
@@ -112,6 +115,7 @@ mod residuals;
 mod rice;
 mod scatter;
 mod select;
+mod sums;
 mod tensor;
 
 pub use buffer::DeviceBuf;
@@ -121,4 +125,5 @@ pub use device::Device;
 pub use driver::{Driver, why_not};
 pub use error::{Error, Result, TensorError};
 pub use scatter::{Scatter, Target, TargetedBlock};
-pub use tensor::{DeviceTensor, Stream};
+pub use sums::{SumDigester, SumInput};
+pub use tensor::{DeviceTensor, DeviceView, Stream};

@@ -9,7 +9,7 @@ use common::{Memory, MockDriver, encode, mock_driver, normal};
 use gcodec::block::{CodedBlock, Scope, Support, Values};
 use gcodec::compress::random::word;
 use gcodec::compress::{Digests, Input as HostInput, Options, compress};
-use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::frame::{DeltaRuns, Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{DeltaCompressor, DeltaInput, Device, Error, Stream};
@@ -55,49 +55,52 @@ impl Pairs {
             .collect()
     }
 
-    /// The update as a stream.
-    fn frame(&self, blocks: &[CodedBlock], deltas: Vec<Delta>) -> Vec<u8> {
+    fn manifest(&self) -> Manifest {
         let name = |t: usize| format!("t{t}");
         let before = (0..self.first as usize).map(|t| TensorInfo::new(name(t), self.dtype, [0]));
         let own = self.shapes.iter().enumerate();
         let own = own
             .map(|(i, shape)| TensorInfo::new(name(self.first as usize + i), self.dtype, shape.as_slice()));
-        let manifest = Arc::new(Manifest::new(before.chain(own).collect()).unwrap());
-        let mut header = UpdateHeader::default();
-        header.delta = Some(deltas);
+        Manifest::new(before.chain(own).collect()).unwrap()
+    }
+
+    /// The update as a stream.
+    fn frame(&self, blocks: &[CodedBlock], runs: DeltaRuns) -> Vec<u8> {
+        let header = UpdateHeader::default().with_runs(runs);
         let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-        encoder.update(&mut out, &header, &manifest, blocks).unwrap();
+        encoder.update(&mut out, &header, &Arc::new(self.manifest()), blocks).unwrap();
         encoder.finish(&mut out);
         out
     }
 
+    /// The runs that the host computes.
+    fn runs(&self, kept: &mut Digests, codecs: &[Codec], blocks: &[CodedBlock]) -> DeltaRuns {
+        kept.deltas(&self.manifest(), &self.on_host(), codecs, blocks).unwrap()
+    }
+
     /// Checks that blocks, digests and frames of device and host are equal, and returns the blocks.
     fn agree(&self, mock: &MockDriver, specs: &[&str]) -> Vec<CodedBlock> {
-        let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
+        let codecs: Vec<Codec> = specs.iter().map(|spec| with_digest(spec, "both")).collect();
         let device = mock.device();
         let mut compressor = DeltaCompressor::new(&device).unwrap();
         let expected = compress(&self.on_host(), &codecs, &Options::default(), None).unwrap();
-        let entries = hashes(&self.on_host(), &expected);
-        let inputs = self.on_device(&device);
+        let runs = self.runs(&mut Digests::default(), &codecs, &expected);
+        let (inputs, manifest) = (self.on_device(&device), self.manifest());
         let what = format!("{} {} {}", specs[0], self.dtype, self.skip);
         let mut kept = Digests::default();
         let (got, found) =
-            compressor.compress_with_digests(&inputs, &codecs, &mut kept, mock.stream()).unwrap();
-        assert!(got == expected && found == entries, "{what}");
-        assert!(self.frame(&got, found) == self.frame(&expected, entries), "{what}");
+            compressor.compress_with_digests(&manifest, &inputs, &codecs, &mut kept, mock.stream()).unwrap();
+        assert!(got == expected && found == runs, "{what}");
+        assert!(self.frame(&got, found) == self.frame(&expected, runs), "{what}");
         mock.assert_sound();
         expected
     }
 }
 
-/// The runs of hashes that the host computes.
-fn hashes(inputs: &[HostInput<'_>], blocks: &[CodedBlock]) -> Vec<Delta> {
-    kept_hashes(&mut Digests::default(), inputs, blocks)
-}
-
-fn kept_hashes(digests: &mut Digests, inputs: &[HostInput<'_>], blocks: &[CodedBlock]) -> Vec<Delta> {
-    let (manifest, codecs) = (Manifest::new(Vec::new()).unwrap(), ["delta:digest=blake3".parse().unwrap()]);
-    digests.deltas(&manifest, inputs, &codecs, blocks).unwrap().hashed.unwrap()
+/// The codec with another kind of digest.
+fn with_digest(spec: &str, kind: &str) -> Codec {
+    let separator = if spec.contains(':') { ',' } else { ':' };
+    format!("{spec}{separator}digest={kind}").parse().unwrap()
 }
 
 /// Bit patterns of which about one in `every` changes, small ones more often: mostly by little, some by much,
@@ -296,17 +299,21 @@ fn digests_are_those_of_the_host() {
         for (shape, i) in pairs.shapes.iter_mut().zip(0..) {
             shape.extend(vec![1; i % 5 * 40]);
         }
-        let codecs = vec!["delta:values=overwrite".parse().unwrap(); lens.len()];
-        let mut kept = Digests::default();
+        let codecs = vec![with_digest("delta:values=overwrite", "blake3"); lens.len()];
+        // No manifest has tensors of as many dimensions, and hashes need none.
+        let (mut kept, manifest) = (Digests::default(), Manifest::new(Vec::new()).unwrap());
         let inputs = pairs.on_device(&device);
-        let (blocks, entries) =
-            compressor.compress_with_digests(&inputs, &codecs, &mut kept, mock.stream()).unwrap();
-        assert_eq!(entries, hashes(&pairs.on_host(), &blocks));
+        let (blocks, runs) =
+            compressor.compress_with_digests(&manifest, &inputs, &codecs, &mut kept, mock.stream()).unwrap();
+        let mut anew = Digests::default();
+        assert_eq!(runs, anew.deltas(&manifest, &pairs.on_host(), &codecs, &blocks).unwrap());
         // An entry covers a run of tensors; each by itself has its own.
         for (input, host) in inputs.iter().zip(pairs.on_host()).step_by(3) {
             let mut kept = Digests::default();
-            let (_, entries) =
-                compressor.compress_with_digests(&[*input], &codecs[..1], &mut kept, mock.stream()).unwrap();
+            let (_, runs) = compressor
+                .compress_with_digests(&manifest, &[*input], &codecs[..1], &mut kept, mock.stream())
+                .unwrap();
+            let entries = runs.hashed.unwrap();
             let expected = (tensor_digest(host.base.unwrap()), tensor_digest(host.view));
             assert_eq!((entries[0].base, entries[0].result), expected, "{:?} {skip}", host.view.shape());
         }
@@ -325,11 +332,18 @@ fn digests_of_large_tensors() {
     let mut compressor = DeltaCompressor::new(&device).unwrap();
     let mut kept = Digests::default();
     kept.keep_base(0, [7; 16]);
-    let codecs = ["delta:positions=rice".parse().unwrap()];
-    let (blocks, entries) = compressor
-        .compress_with_digests(&pairs.on_device(&device), &codecs, &mut kept, mock.stream())
+    let codecs = [with_digest("delta:positions=rice", "blake3")];
+    let (blocks, runs) = compressor
+        .compress_with_digests(
+            &pairs.manifest(),
+            &pairs.on_device(&device),
+            &codecs,
+            &mut kept,
+            mock.stream(),
+        )
         .unwrap();
-    assert_eq!(blocks.len(), 1);
+    let entries = runs.hashed.unwrap();
+    assert_eq!((blocks.len(), runs.summed), (1, None));
     assert_eq!((entries[0].base, entries[0].result), ([7; 16], tensor_digest(pairs.on_host()[0].view)));
     mock.assert_sound();
 }
@@ -349,10 +363,10 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
             ("delta:positions=rice", [2, 2, 0, 3]),
             ("delta:values=overwrite", [3, 3, 1, 4]),
         ] {
-            let codecs = vec![spec.parse::<Codec>().unwrap(); n];
+            let codecs = vec![with_digest(spec, "blake3"); n];
             let expected = compress(&pairs.on_host(), &codecs, &Options::default(), None).unwrap();
-            let entries = hashes(&pairs.on_host(), &expected);
-            let inputs = pairs.on_device(&device);
+            let runs = pairs.runs(&mut Digests::default(), &codecs, &expected);
+            let (inputs, manifest) = (pairs.on_device(&device), pairs.manifest());
             let stream = mock.stream();
             // Both digests of each tensor, those of the results, none.
             for digests in [2, 2, 1, 0] {
@@ -364,9 +378,10 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
                 let blocks = match digests {
                     0 => compressor.compress(&inputs, &codecs, stream).unwrap(),
                     _ => {
-                        let (blocks, found) =
-                            compressor.compress_with_digests(&inputs, &codecs, &mut kept, stream).unwrap();
-                        assert!(found == entries);
+                        let (blocks, found) = compressor
+                            .compress_with_digests(&manifest, &inputs, &codecs, &mut kept, stream)
+                            .unwrap();
+                        assert!(found == runs);
                         blocks
                     }
                 };
@@ -396,6 +411,21 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
                     assert_eq!(mock.count(call), expected, "{call}, {spec}, {n} tensors, {digests} digests");
                 }
             }
+            // Sums take one launch more, and 32 bytes of each tensor.
+            let summed = vec![with_digest(spec, "sum"); n];
+            let mut counted = |blocks: &dyn Fn(&mut DeltaCompressor) -> Vec<CodedBlock>| {
+                mock.reset_counts();
+                assert!(blocks(&mut compressor) == expected);
+                ["cuMemcpyHtoD", "cuMemcpyDtoH", "cuLaunchKernel", "cuStreamSynchronize", "bytes to the host"]
+                    .map(|call| mock.count(call))
+            };
+            let without = counted(&|c| c.compress(&inputs, &codecs, stream).unwrap());
+            let with = counted(&|c| {
+                let kept = &mut Digests::default();
+                c.compress_with_digests(&manifest, &inputs, &summed, kept, stream).unwrap().0
+            });
+            let more: Vec<u64> = with.iter().zip(without).map(|(with, without)| with - without).collect();
+            assert_eq!(more, [1, 1, 1, 1, 64 * n as u64], "{spec}");
             // Memory is kept.
             mock.reset_counts();
             compressor.compress(&inputs, &codecs, stream).unwrap();
@@ -410,7 +440,7 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
 fn digests_are_kept_from_version_to_version() {
     let Some(mock) = mock_driver() else { return };
     let device = mock.device();
-    let codecs = ["delta".parse::<Codec>().unwrap()];
+    let codecs = [with_digest("delta", "both")];
     let mut compressor = DeltaCompressor::new(&device).unwrap();
     let (mut on_device, mut on_host) = (Digests::default(), Digests::default());
     let [mut base, _] = pair(Dtype::Bf16, 9000, 5, 0);
@@ -418,11 +448,12 @@ fn digests_are_kept_from_version_to_version() {
         let [_, new] = pair(Dtype::Bf16, 9000, 5, version);
         let pairs = Pairs::new(&mock, Dtype::Bf16, vec![[base, new.clone()]], 0);
         mock.reset_counts();
-        let (blocks, entries) = compressor
-            .compress_with_digests(&pairs.on_device(&device), &codecs, &mut on_device, Stream::DEFAULT)
+        let (inputs, manifest) = (pairs.on_device(&device), pairs.manifest());
+        let (blocks, runs) = compressor
+            .compress_with_digests(&manifest, &inputs, &codecs, &mut on_device, Stream::DEFAULT)
             .unwrap();
-        assert_eq!(entries, kept_hashes(&mut on_host, &pairs.on_host(), &blocks), "{version}");
-        assert_eq!(entries, hashes(&pairs.on_host(), &blocks), "{version}");
+        assert_eq!(runs, pairs.runs(&mut on_host, &codecs, &blocks), "{version}");
+        assert_eq!(runs, pairs.runs(&mut Digests::default(), &codecs, &blocks), "{version}");
         base = new;
     }
     mock.assert_sound();
@@ -455,6 +486,10 @@ fn what_does_not_fit_is_an_error() {
     assert!(fails(&good, &[delta]).contains("numbers of inputs and codecs"));
     assert!(fails(&[good[1], good[0]], &[delta; 2]).contains("ascending"));
     assert!(fails(&good, &[delta, "topk:k=1".parse().unwrap()]).contains("not `delta`"));
+    let another = Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [9])]).unwrap();
+    let kept = &mut Digests::default();
+    let sums = compressor.compress_with_digests(&another, &good[..1], &[delta], kept, Stream::DEFAULT);
+    assert!(sums.unwrap_err().to_string().contains("input and manifest"));
     let second = Device::of(&mock.driver, 1).unwrap();
     let mut elsewhere = DeltaCompressor::new(&second).unwrap();
     let error = elsewhere.compress(&good, &[delta; 2], Stream::DEFAULT).unwrap_err();
@@ -473,10 +508,11 @@ fn any_call_may_fail() {
         vec![pair(Dtype::Bf16, 2000, 20, 1), pair(Dtype::Bf16, 10, 2, 2), pair(Dtype::Bf16, 300, 3, 3)],
         0,
     );
-    let codecs: Vec<Codec> =
-        ["delta:positions=classed", "delta", "delta:values=overwrite"].map(|s| s.parse().unwrap()).into();
+    let specs = ["delta:positions=classed", "delta", "delta:values=overwrite"];
+    let codecs = specs.map(|spec| with_digest(spec, "both"));
     let expected = compress(&pairs.on_host(), &codecs, &Options::default(), None).unwrap();
-    let entries = hashes(&pairs.on_host(), &expected);
+    let runs = pairs.runs(&mut Digests::default(), &codecs, &expected);
+    let manifest = pairs.manifest();
     for (call, least) in [
         ("cuMemAlloc", 4),
         ("cuMemHostAlloc", 2),
@@ -492,7 +528,7 @@ fn any_call_may_fail() {
             let mut compressor = DeltaCompressor::new(&device).unwrap();
             let (inputs, mut kept) = (pairs.on_device(&device), Digests::default());
             let mut update = |mock: &MockDriver, kept: &mut Digests| {
-                compressor.compress_with_digests(&inputs, &codecs, kept, mock.stream())
+                compressor.compress_with_digests(&manifest, &inputs, &codecs, kept, mock.stream())
             };
             mock.fail(call, Some(failures));
             let result = update(&mock, &mut kept);
@@ -505,13 +541,13 @@ fn any_call_may_fail() {
                 Err(Error::Call { call: said, .. }) => assert!(said.starts_with(call), "{said}"),
                 Err(other) => panic!("{call}: {other}"),
                 Ok((blocks, found)) => {
-                    assert!(blocks == expected && found == entries);
+                    assert!(blocks == expected && found == runs);
                     break;
                 }
             }
             // A kept digest would be taken for that of the base.
             let (blocks, found) = update(&mock, &mut kept).unwrap();
-            assert!(blocks == expected && found == entries, "{call} {failures}");
+            assert!(blocks == expected && found == runs, "{call} {failures}");
             failures += 1;
         }
         assert!(failures >= least, "{call}: {failures}");

@@ -27,5 +27,5 @@ fn every_comparison_holds_with_the_mock_driver() {
     let Some(library) = common::build(&["-O3"]) else { return };
     let (success, text) = gpu_check(library.parent().unwrap());
     assert!(success && text.starts_with("device emulator 0\n"), "{text}");
-    assert_eq!(text.lines().filter(|line| line.ends_with(": ok")).count(), 87, "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with(": ok")).count(), 90, "{text}");
 }

@@ -44,8 +44,7 @@ class Sender:
         weights: the weights that receivers have: a tree of tensors, as in `gcodec.encode`. None among them,
             such as the `_extra_state` of a module, is left out.
         version: the version of these weights. Default: 0.
-        codec: the codec of deltas, a `gcodec.Delta` or its specification. Default: `delta`, differences;
-            with `on_device`, `delta:digest=blake3`, whose digests devices compute.
+        codec: the codec of deltas, a `gcodec.Delta` or its specification. Default: `delta`, differences.
         on_device: keep the copy where the weights are, made by their own library. Weights on one CUDA device
             are then compared there, and only changes leave it (`gcodec.encode`). It takes as much device
             memory as the weights, and twice as much during `delta`. Default: False, a copy on the host.
@@ -56,9 +55,9 @@ class Sender:
     """
 
     def __init__(
-        self, weights: Any, version: int = 0, *, codec: Codec | str | None = None, on_device: bool = False
+        self, weights: Any, version: int = 0, *, codec: Codec | str = "delta", on_device: bool = False
     ) -> None:
-        self._codec = spec_of(codec or ("delta:digest=blake3" if on_device else "delta"))
+        self._codec = spec_of(codec)
         if self._codec.partition(":")[0] != "delta":
             raise InputError(f"a Sender makes deltas, not {self._codec}")
         self._on_device = on_device

@@ -39,9 +39,9 @@ impl Digests {
 }
 
 /// The four numbers of a sum digest.
-type Lanes = (u32, u32, u32, u32);
+pub(crate) type Lanes = (u32, u32, u32, u32);
 
-fn lanes(sum: SumDigest) -> Lanes {
+pub(crate) fn lanes(sum: SumDigest) -> Lanes {
     let bytes = sum.to_bytes();
     let [a, b, c, d] =
         std::array::from_fn(|lane| u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 * lane + byte])));

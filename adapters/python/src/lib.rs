@@ -39,7 +39,9 @@ mod _native {
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]
-    use crate::cuda::{Lent, cuda_apply, device_of, lend, load_driver, open, release, takes};
+    use crate::cuda::{
+        Lent, cuda_apply, cuda_sum_shares, device_of, lend, load_driver, open, release, takes,
+    };
     #[pymodule_export]
     use crate::decode::{Decoder, decode, shards};
     #[pymodule_export]

@@ -328,7 +328,7 @@ impl Update<'_> {
             let codec = self.codecs[*number as usize];
             changed.push(cuda::Changed { number: *number, new: lent.get(), base: base.get(), codec });
         }
-        cuda::changes(&changed, &mut self.digests)
+        cuda::changes(&self.manifest, &changed, &mut self.digests)
     }
 
     /// Returns the blocks of the tensors on devices and of `inputs`, on the host. All tensors of a codec

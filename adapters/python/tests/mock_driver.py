@@ -19,7 +19,7 @@ from gcodec import _native
 ROOT = Path(__file__).resolve().parents[3]
 CUDA = ROOT / "adapters/cuda"
 
-DLPACK = {"float32": (2, 32), "float16": (2, 16), "float64": (2, 64), "int32": (0, 32), "bfloat16": (4, 16)}
+DLPACK = {"float32": (2, 32), "float16": (2, 16), "float64": (2, 64), "bfloat16": (4, 16), "int8": (0, 8), "int32": (0, 32), "bool": (6, 8)}
 
 
 def skip(why: str) -> NoReturn:
@@ -226,6 +226,10 @@ class Shared:
         self.asked: list[dict[str, Any]] = []
         self.type = memory.dtype.name
         self._freed = [0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.memory.shape
 
     @property
     def freed(self) -> int:

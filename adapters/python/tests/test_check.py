@@ -96,7 +96,7 @@ def test_a_devices_sums_are_those_of_the_host(dtype: torch.dtype) -> None:
         x = (torch.randn(shape, generator=draw) * 100).to(dtype)
         offsets = [65_530 + at for at in range(len(shape))]
         whole = [offset + size for offset, size in zip(offsets, shape, strict=True)]
-        name, expected = sums.share(x, "w", whole, offsets)
+        [(name, expected)] = sums.shares([sums.Piece(x, "w", whole, offsets)])
         weight = gcodec._native.sum_weight("w", name, whole)
         for same in (x, x.mT.contiguous().mT if x.dim() > 1 else x):
             own = sums.of_torch(same, offsets)

@@ -20,6 +20,7 @@ import pytest
 from mock_driver import Interface, Memory, MockDriver, Shared
 
 import gcodec
+import gcodec.check
 import gcodec.cuda
 from gcodec import _native
 
@@ -98,7 +99,7 @@ def test_the_bytes_are_the_hosts(driver: MockDriver, rng: np.random.Generator, s
         assert sink.data == expected
 
 
-DELTAS = [f"delta:{option}digest=blake3" for option in ("", "positions=classed,", "positions=rice,", "values=overwrite,")]
+DELTAS = [f"delta:{option}digest={kind}" for kind in ("sum", "blake3", "both") for option in ("", "positions=classed,", "values=overwrite,")]
 
 
 def changed(rng: np.random.Generator, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -123,7 +124,7 @@ def test_deltas_and_their_digests_are_the_hosts(driver: MockDriver, rng: np.rand
     assert gcodec.encode(shared(driver, new), spec, base=base) == expected
     assert driver.count("cuLaunchKernel") > before
     # 9 KiB of counts, digests, and a part of the elements.
-    assert driver.count("bytes to the host") - crossed < 9216 + 5 * 32 + sum(array.nbytes for array in new.values())
+    assert driver.count("bytes to the host") - crossed < 9216 + 5 * (32 + 64) + sum(array.nbytes for array in new.values())
     assert gcodec.encode({name: Interface(Memory(driver, a)) for name, a in new.items()}, spec, base=base) == expected
     assert gcodec.encode(shared(driver, new), spec, base=base, rules=rules) == ruled
     same(gcodec.decode(expected, base=old), new)
@@ -147,10 +148,6 @@ def test_deltas_of_both_sides_are_compressed_on_the_host(driver: MockDriver, rng
     assert gcodec.encode(there, spec, base=base, rules=rules) == gcodec.encode(new, spec, base=old, rules=rules)
     doubles, zeros = {"d": rng.standard_normal(9)}, {"d": np.zeros(9)}
     assert gcodec.encode(shared(driver, doubles), spec, base=shared(driver, zeros)) == gcodec.encode(doubles, spec, base=zeros)
-    sums = gcodec.encode(new, "delta", base=old)
-    assert gcodec.encode(there, "delta", base=base) == sums
-    both = gcodec.Delta(digest="both")
-    assert gcodec.encode(there, spec, base=base, rules={"v": both}) == gcodec.encode(new, spec, base=old, rules={"v": both})
     assert driver.count("cuLaunchKernel") == launches
     for wrong in ({"m": base["m"]}, base | {"v": base["m"]}):
         with pytest.raises(gcodec.InputError):
@@ -169,6 +166,27 @@ def test_a_delta_that_fails_says_why(driver: MockDriver, rng: np.random.Generato
         driver.fail(call, -1)
         assert gcodec.encode(there, "delta:digest=blake3", base=base) == expected
         gcodec.cuda.release_memory()
+
+
+def test_sums_are_the_hosts(driver: MockDriver, rng: np.random.Generator) -> None:
+    given = {name: array for name, array in arrays(rng).items() if array.size}
+    given |= {"i": rng.integers(-99, 99, (3, 70)).astype(np.int8), "d": rng.standard_normal((5, 6)), "b": np.ones((2, 3), np.bool_)}
+    expected = gcodec.check.digest(given)
+    there = {name: Shared(Memory(driver, array)) for name, array in given.items()}
+    before = driver.count("cuLaunchKernel"), driver.count("bytes to the host")
+    assert expected.differences(gcodec.check.digest(there)) == []
+    assert driver.count("cuLaunchKernel") == before[0] + 1
+    assert driver.count("bytes to the host") == before[1] + 32 * len(given)
+    # Two columns of three, which the tensor's strides skip.
+    square = rng.standard_normal((4, 3)).astype(np.float32)
+    part = Shared(Memory(driver, square), strides=(3, 1))
+    part.memory.shape = (4, 2)
+    assert gcodec.check.digest({"w": np.ascontiguousarray(square[:, :2])}).differences(gcodec.check.digest({"w": part})) == []
+    driver.fail("cuLaunchKernel", 0)
+    with pytest.raises(gcodec.DeviceError):
+        gcodec.check.digest(there)
+    driver.fail("cuLaunchKernel", -1)
+    assert expected.differences(gcodec.check.digest(there)) == []
 
 
 class Sink:
@@ -522,7 +540,7 @@ def test_the_files_for_a_device_run_with_the_mock_driver(driver: MockDriver) -> 
         return out.stdout
 
     said = run(str(tests / "test_device.py"))
-    assert said.count(": ok") == 3 and "FAILED" not in said, said
+    assert said.count(": ok") == 5 and "FAILED" not in said, said
     measured = run(str(mock_driver.ROOT / "tools/gpu-check/measure.py"), "5000")
     assert "the call's own" in measured and "a call each" in measured, measured
 
@@ -549,6 +567,9 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
 
         def is_neg(self) -> bool:
             return False
+
+        def element_size(self) -> int:
+            return 4
 
     class Device:
         def __init__(self, number: int) -> None:

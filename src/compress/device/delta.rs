@@ -31,13 +31,14 @@ use crate::block::{
 use crate::compress::Codec;
 use crate::compress::codecs::Change;
 use crate::compress::extents::runs;
+use crate::digest::SumDigest;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame;
-use crate::frame::Digest;
+use crate::frame::{DeltaRuns, Digest};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 
-pub use crate::compress::digests::Digested;
+pub use crate::compress::digests::{Digested, wanted};
 pub use crate::compress::extents::Span;
 
 /// Number of elements of a step.
@@ -272,14 +273,21 @@ pub fn known(digests: &Digests, tensor: u64) -> [Option<Digest>; 2] {
     digests.known(tensor)
 }
 
+/// Returns the sums of a base and of a new tensor, as far as they are kept.
+pub fn known_sum(digests: &Digests, tensor: u64) -> [Option<SumDigest>; 2] {
+    digests.known_sum(tensor)
+}
+
 /// Returns the runs that an update's header has for these tensors, which have blocks among `blocks`, and
-/// keeps the hashes of the results as those of the next bases. `digested`: in ascending order.
+/// keeps the digests of the results as those of the next bases. `hashed`, `summed`: in ascending order; `None`
+/// if the update has no such digests.
 pub fn deltas<B: AsRef<Block>>(
     digests: &mut Digests,
-    digested: &[Digested],
+    hashed: Option<&[Digested]>,
+    summed: Option<&[Digested<SumDigest>]>,
     blocks: &[B],
-) -> Vec<frame::Delta> {
-    digests.hashed(digested, blocks)
+) -> DeltaRuns {
+    digests.given(hashed, summed, blocks)
 }
 
 /// Returns the bytes that are hashed before a tensor's elements for its digest (spec, section 6).

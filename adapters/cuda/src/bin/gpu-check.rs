@@ -8,11 +8,13 @@ use std::time::Instant;
 
 use gcodec::block::{Block, Floats, IndexSpace, PendingBlock, Scope, Sets, Sparse, Stored, Support, Values};
 use gcodec::compress::{Digests, Feedback, Input as HostInput, Options, compress, deltas};
+use gcodec::digest::SumDigest;
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
-use gcodec::{Codec, Dtype, Limits, TensorBuf};
+use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
 use gcodec_cuda::{
-    Compressor, DeltaCompressor, DeltaInput, Device, DeviceBuf, Error, Input, Scatter, Stream, Target,
+    Compressor, DeltaCompressor, DeltaInput, Device, DeviceBuf, Error, Input, Scatter, Stream, SumDigester,
+    SumInput, Target,
 };
 
 type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;
@@ -117,35 +119,91 @@ fn same_changes(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> An
             base: Some(base.view()),
         })
         .collect();
+    let infos =
+        news.iter().zip(0..).map(|(new, t)| TensorInfo::new(format!("t{t}"), dtype, new.view().shape()));
+    let manifest = Manifest::new(infos.collect())?;
     let (mut compressor, mut digests) = (DeltaCompressor::new(device)?, Digests::default());
-    let (blocks, entries) =
-        compressor.compress_with_digests(&inputs, &codecs, &mut digests, Stream::DEFAULT)?;
+    let (blocks, runs) =
+        compressor.compress_with_digests(&manifest, &inputs, &codecs, &mut digests, Stream::DEFAULT)?;
     let expected = compress(&host, &codecs, &Options::default(), None)?;
-    let (manifest, hashes) = (Manifest::new(Vec::new())?, ["delta:digest=blake3".parse::<Codec>()?]);
-    let runs = deltas(&manifest, &host, &hashes, &expected)?;
-    Ok(blocks == expected && runs.hashed == Some(entries))
+    Ok(blocks == expected && runs == deltas(&manifest, &host, &codecs, &expected)?)
+}
+
+/// Whether device and host compute the same sum of a matrix, of its transpose, and of a box of it.
+fn same_sums(device: &Device, dtype: Dtype, [rows, columns]: [u64; 2]) -> AnyResult<bool> {
+    let host = gradient(dtype, (rows * columns) as usize, 5)?;
+    let buffer = DeviceBuf::from_host(device, host.view())?;
+    let (shape, turned) = ([rows, columns], [columns, rows]);
+    let matrix = TensorView::new(dtype, &shape, host.view().data())?;
+    let (strides, steps) = ([columns as i64, 1], [1, columns as i64]);
+    let part = [rows / 2, columns / 2];
+    let inputs = [
+        SumInput { data: buffer.part(0, &shape, &strides)?, offsets: &[3, 65_530] },
+        SumInput { data: buffer.part(0, &turned, &steps)?, offsets: &[0, 0] },
+        SumInput { data: buffer.part(columns + 1, &part, &strides)?, offsets: &[1, 1] },
+    ];
+    let width = (dtype.bits() / 8) as usize;
+    let elements: Vec<&[u8]> = host.view().data().chunks_exact(width).collect();
+    let index = |row: u64, column: u64| (row * columns + column) as usize;
+    let transposed = (0..columns).flat_map(|c| (0..rows).map(move |r| index(r, c))).map(|i| elements[i]);
+    let transposed = TensorBuf::new(dtype, turned.to_vec(), transposed.collect::<Vec<_>>().concat())?;
+    let expected = [
+        SumDigest::of_shard(matrix, &[3, 65_530])?,
+        SumDigest::of(transposed.view()),
+        SumDigest::of_part(matrix, &part, &[1, 1])?,
+    ];
+    Ok(SumDigester::new(device)?.digests(&inputs, Stream::DEFAULT)? == expected)
+}
+
+/// Measures the sums of bf16 tensors of `n` elements.
+fn measure_sums(device: &Device, n: usize) -> AnyResult<()> {
+    let host = gradient(Dtype::Bf16, n, 1)?;
+    let buffer = DeviceBuf::from_host(device, host.view())?;
+    let mut digester = SumDigester::new(device)?;
+    let columns = 4096.min(n) as u64;
+    let rows = n as u64 / columns;
+    for (what, shape, strides) in [
+        ("one row", vec![n as u64], vec![1]),
+        ("rows of 4096", vec![rows, columns], vec![columns as i64, 1]),
+        ("rows of 4096, transposed", vec![columns, rows], vec![1, columns as i64]),
+        ("rows of 64", vec![n as u64 / 64, 64], vec![64, 1]),
+        ("rows of 4096, the first half of each", vec![rows, columns / 2], vec![columns as i64, 1]),
+    ] {
+        let zeros = vec![0; shape.len()];
+        let bytes = 2.0 * shape.iter().product::<u64>() as f64;
+        let seconds = median(|| {
+            let data = buffer.part(0, &shape, &strides)?;
+            digester.digests(&[SumInput { data, offsets: &zeros }], Stream::DEFAULT)?;
+            Ok(())
+        })?;
+        println!("sum of {n} bf16, {what}: {:.3} ms", seconds * 1e3);
+        println!("sum of {n} bf16, {what}: {:.1} GB/s of input", bytes / seconds / 1e9);
+    }
+    Ok(())
 }
 
 /// Measures the changes of `n` elements, of which 1 % differ from the base.
 fn measure_changes(device: &Device, n: usize) -> AnyResult<()> {
     let base = gradient(Dtype::Bf16, n, 1)?;
     let new = next_version(&base, 100)?;
+    let manifest = Manifest::new(vec![TensorInfo::new("w", Dtype::Bf16, base.view().shape())])?;
     let (base, new) = (DeviceBuf::from_host(device, base.view())?, DeviceBuf::from_host(device, new.view())?);
-    let codecs = ["delta".parse::<Codec>()?];
     let mut compressor = DeltaCompressor::new(device)?;
-    for digests in [false, true] {
+    let inputs = [DeltaInput { tensor: 0, new: new.tensor()?, base: base.tensor()? }];
+    for kind in [None, Some("sum"), Some("blake3")] {
+        let codecs = [format!("delta:digest={}", kind.unwrap_or("sum")).parse::<Codec>()?];
+        // The digests of the base are those that the last update kept.
+        let kept = &mut Digests::default();
         let seconds = median(|| {
-            let inputs = [DeltaInput { tensor: 0, new: new.tensor()?, base: base.tensor()? }];
-            match digests {
-                true => {
-                    let kept = &mut Digests::default();
-                    compressor.compress_with_digests(&inputs, &codecs, kept, Stream::DEFAULT)?;
+            match kind {
+                Some(_) => {
+                    compressor.compress_with_digests(&manifest, &inputs, &codecs, kept, Stream::DEFAULT)?;
                 }
-                false => _ = compressor.compress(&inputs, &codecs, Stream::DEFAULT)?,
+                None => _ = compressor.compress(&inputs, &codecs, Stream::DEFAULT)?,
             }
             Ok(())
         })?;
-        let with = if digests { ", with digests of both tensors" } else { "" };
+        let with = kind.map_or(String::new(), |kind| format!(", digest={kind}"));
         println!("delta, {n} bf16, 1 % changed{with}: {:.3} ms", seconds * 1e3);
         println!(
             "delta, {n} bf16, 1 % changed{with}: {:.1} GB/s of new elements",
@@ -227,7 +285,14 @@ fn main() -> AnyResult<()> {
     let mut failed = false;
     let lens: &[usize] = if small { &[40_000, 7] } else { &[5_000_000, 0, 100_000, 4096, 7] };
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        for spec in ["delta", "delta:values=overwrite"] {
+        let matrix = if small { [37, 72] } else { [2_000, 2_501] };
+        let fits = same_sums(&device, dtype, matrix)?;
+        failed |= !fits;
+        println!(
+            "sums of a matrix, its transpose and a box, {dtype}: {}",
+            if fits { "ok" } else { "FAILED" }
+        );
+        for spec in ["delta:digest=both", "delta:values=overwrite,digest=both"] {
             let fits = same_changes(&device, dtype, lens, spec)?;
             failed |= !fits;
             println!("blocks and digests of {spec}, {dtype}: {}", if fits { "ok" } else { "FAILED" });
@@ -359,6 +424,7 @@ fn main() -> AnyResult<()> {
             println!("quantise {spec}, {n} f32, as blocks on the host: {:.3} ms", seconds * 1e3);
         }
         measure_changes(&device, n)?;
+        measure_sums(&device, n)?;
         // 161 small tensors, as many as ResNet50 has: in one update, and in an update each.
         let hosts: Vec<TensorBuf> =
             (0..161).map(|t| gradient(Dtype::F32, 4096, t)).collect::<AnyResult<_>>()?;

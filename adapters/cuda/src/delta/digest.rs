@@ -4,9 +4,9 @@ use gcodec::compress::Digests;
 use gcodec::frame::Digest;
 use gcodec::internal::device::delta::{Digested, digest_head, known};
 
-use super::{DeltaInput, inconsistent};
+use super::DeltaInput;
 use crate::abi::delta::{GROUP_CHUNKS, Hashed};
-use crate::error::{Result, TensorError};
+use crate::error::{Result, TensorError, inconsistent};
 use crate::tensor::DeviceTensor;
 
 /// Bytes of a chunk.

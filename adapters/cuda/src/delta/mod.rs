@@ -2,19 +2,19 @@
 
 mod digest;
 mod plan;
+mod sum;
 
 use gcodec::Codec;
 use gcodec::block::CodedBlock;
-use gcodec::compress::Digests;
-use gcodec::error::InputErrorKind;
-use gcodec::frame;
+use gcodec::compress::{DigestKind, Digests};
+use gcodec::frame::{DeltaRuns, Manifest};
 use gcodec::internal::device::Outline;
-use gcodec::internal::device::delta::{self as host, Form, KEYS, KeyCount, Task};
+use gcodec::internal::device::delta::{self as host, Digested, Form, KEYS, KeyCount, Task};
 
 use crate::abi::delta::{Delta, Digests as Hashes};
 use crate::abi::{Plain, bytes_of, items_of};
 use crate::device::{Device, Kernel, Quiet};
-use crate::error::{Error, Result};
+use crate::error::{Result, inconsistent};
 use crate::memory::{Memory, Pinned};
 use crate::tensor::{DeviceTensor, Stream};
 use plan::{Output, Plan};
@@ -47,13 +47,14 @@ pub struct DeltaCompressor {
     payload: Memory,
     up: Pinned,
     down: Pinned,
+    summer: sum::Summer,
 }
 
 impl DeltaCompressor {
     /// Allocates nothing yet.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`](crate::Error::Call).
     pub fn new(device: &Device) -> Result<Self> {
         let _current = device.enter()?;
         Ok(Self {
@@ -63,6 +64,7 @@ impl DeltaCompressor {
             payload: Memory::new(device, 0)?,
             up: Pinned::new(device, 0)?,
             down: Pinned::new(device, 0)?,
+            summer: sum::Summer::new(device)?,
         })
     }
 
@@ -72,8 +74,8 @@ impl DeltaCompressor {
     /// work is put into `stream`; the tensors are no longer in use when this returns.
     ///
     /// # Errors
-    /// [`Error::Codec`] as [`gcodec::compress::compress()`], and for other codecs; [`Error::Tensor`],
-    /// [`Error::OutOfMemory`], [`Error::Call`].
+    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
     pub fn compress(
         &mut self,
         inputs: &[DeltaInput<'_>],
@@ -84,28 +86,36 @@ impl DeltaCompressor {
     }
 
     /// Returns the same blocks, and the digests of the tensors before and after the update for
-    /// [`UpdateHeader::delta`](gcodec::frame::UpdateHeader::delta), as [`Digests::deltas`] does. The device
-    /// computes the digests that `digests` does not keep, and 16 bytes of each cross the bus.
+    /// [`UpdateHeader::with_runs`](gcodec::frame::UpdateHeader::with_runs), as [`Digests::deltas`] does:
+    /// those that the codecs want. The device computes the digests that `digests` does not keep; 16 bytes of
+    /// each hash and 32 of each sum cross the bus.
     ///
     /// # Errors
-    /// As [`Self::compress`]. `digests` are unchanged after an error.
+    /// As [`Self::compress`] and [`Digests::deltas`]. `digests` are unchanged after an error.
     pub fn compress_with_digests(
         &mut self,
+        manifest: &Manifest,
         inputs: &[DeltaInput<'_>],
         codecs: &[Codec],
         digests: &mut Digests,
         stream: Stream,
-    ) -> Result<(Vec<CodedBlock>, Vec<frame::Delta>)> {
-        self.run(inputs, codecs, Some(digests), stream)
+    ) -> Result<(Vec<CodedBlock>, DeltaRuns)> {
+        let summed = match host::wanted(codecs) {
+            None | Some(DigestKind::Blake3) => None,
+            Some(_) => Some(self.summer.digested(manifest, inputs, digests, stream)?),
+        };
+        let (blocks, hashed) = self.run(inputs, codecs, Some(digests), stream)?;
+        let runs = host::deltas(digests, hashed.as_deref(), summed.as_deref(), &blocks);
+        Ok((blocks, runs))
     }
 
     fn run(
         &mut self,
         inputs: &[DeltaInput<'_>],
         codecs: &[Codec],
-        digests: Option<&mut Digests>,
+        digests: Option<&Digests>,
         stream: Stream,
-    ) -> Result<(Vec<CodedBlock>, Vec<frame::Delta>)> {
+    ) -> Result<(Vec<CodedBlock>, Option<Vec<Digested>>)> {
         let outline = |input: &DeltaInput<'_>| Outline {
             tensor: input.tensor,
             dtype: input.new.dtype(),
@@ -120,7 +130,8 @@ impl DeltaCompressor {
             }
         }
         let mut plan = Plan::new(&tasks, inputs)?;
-        let mut hashes = match &digests {
+        let hashed = digests.filter(|_| !matches!(host::wanted(codecs), None | Some(DigestKind::Sum)));
+        let mut hashes = match hashed {
             Some(digests) => digest::Plan::new(inputs, digests)?,
             None => digest::Plan::default(),
         };
@@ -135,14 +146,9 @@ impl DeltaCompressor {
         let payload = self.downloaded(bytes);
         let found = outputs.iter().zip(&totals).map(|(output, counts)| output.found(counts, payload));
         let blocks = host::blocks(&tasks, &forms, &found.collect::<Result<Vec<_>>>()?)?;
-        let deltas = match digests {
-            Some(digests) => {
-                let computed = payload.get(..hashes.bytes() as usize).ok_or_else(inconsistent)?;
-                host::deltas(digests, &hashes.digested(inputs, computed)?, &blocks)
-            }
-            None => Vec::new(),
-        };
-        Ok((blocks, deltas))
+        let computed = payload.get(..hashes.bytes() as usize).ok_or_else(inconsistent)?;
+        let digested = hashed.map(|_| hashes.digested(inputs, computed)).transpose()?;
+        Ok((blocks, digested))
     }
 
     /// Counts the keys of the samples, and waits for them.
@@ -293,9 +299,4 @@ impl DeltaCompressor {
         // SAFETY: the stream of every copy was waited for.
         unsafe { self.down.bytes(bytes) }
     }
-}
-
-/// The error for results of a device that contradict each other.
-fn inconsistent() -> Error {
-    InputErrorKind::InconsistentBlock { what: "results of the device" }.into()
 }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use gcodec::internal::device::delta::{CODES, Form, Found, KEYS, KeyCount, STEP_LEN, Task};
 
-use super::{DeltaInput, inconsistent};
+use super::DeltaInput;
 use crate::abi::TILE_LEN;
 use crate::abi::delta::{Change, Span};
-use crate::error::{Result, TensorError};
+use crate::error::{Result, TensorError, inconsistent};
 
 /// Words of the counts of a task: for each key its elements, then its changed elements by code.
 const COUNT_WORDS: usize = KEYS * (1 + CODES);

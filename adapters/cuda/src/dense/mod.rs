@@ -6,14 +6,13 @@ use std::ops::Range;
 
 use gcodec::block::CodedBlock;
 use gcodec::compress::Options;
-use gcodec::error::InputErrorKind;
 use gcodec::internal::device::dense::{Packed, Task, blocks};
 use gcodec::internal::device::non_finite;
 
 use crate::abi::dense::{Made, Work};
 use crate::abi::{NonFinite, Piece, TILE_LEN, bytes_of, items_of};
 use crate::device::{Device, Kernel};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, inconsistent};
 use crate::memory::{Memory, Pinned};
 use crate::residuals::Source;
 use crate::tensor::Stream;
@@ -241,9 +240,4 @@ fn launch(device: &Device, plan: &Plan, work: &Work, stream: Stream) -> Result<(
         }
     }
     Ok(())
-}
-
-/// The error for results of a device that contradict each other.
-fn inconsistent() -> Error {
-    InputErrorKind::InconsistentBlock { what: "results of the device" }.into()
 }

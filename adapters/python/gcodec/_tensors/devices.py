@@ -11,6 +11,7 @@ from typing import Any
 
 from gcodec import _native
 from gcodec._tensors.dlpack import ML_DTYPES, given, local, readable
+from gcodec._tensors.elements import CODES, code_of_torch
 from gcodec._tensors.refusals import naming
 from gcodec.errors import DeviceError, InputError
 
@@ -55,6 +56,19 @@ def cuda_device(x: Any) -> int | None:
     return -1 if 0 in interface["shape"] else _native.cuda_device_of(interface["data"][0])
 
 
+def can_open(device: int, instead: str = "CUDA tensors are copied to the host and compressed there") -> bool:
+    """Whether the kernels run on a CUDA device: not if it or its driver is too old, which is logged once, with
+    what happens `instead`."""
+    try:
+        _native.cuda_open(device)
+    except DeviceError as e:
+        if e.kind not in ("old-driver", "old-device"):
+            raise
+        _log_once(_log.warning, f"{instead}: {e}")
+        return False
+    return True
+
+
 def stream_number(stream: Any) -> int:
     """Returns the driver's number of a stream.
 
@@ -94,6 +108,10 @@ def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, 
                 # As on the host: without history and lazy negation.
                 x = x.detach()
                 x = x.resolve_neg() if x.is_neg() else x
+                if x.element_size() == 1 and x.is_floating_point():
+                    # DLPack of older versions has no code for them.
+                    dtype = next(ours for ours, theirs in CODES.items() if theirs == code_of_torch(x.dtype))
+                    x = x.view(sys.modules["torch"].uint8)
             elif not hasattr(x, "__dlpack_device__"):
                 # Only the CUDA Array Interface lacks names for some types.
                 dtype = ML_DTYPES.get(getattr(getattr(x, "dtype", None), "name", ""))
@@ -163,23 +181,14 @@ def place_changes(
 
     All go the same way, because tensors of several codecs share digests.
     """
-    deltas = [options.split(",") for name, _, options in (spec.partition(":") for spec in specs) if name == "delta"]
-    if not tensors or len(deltas) < len(specs) or not tensors.keys() <= bases.keys():
+    if not tensors or any(spec.partition(":")[0] != "delta" for spec in specs) or not tensors.keys() <= bases.keys():
         return None
     bases = {name: local(bases[name]) for name in tensors}
     where = {cuda_device(x) for x in (*tensors.values(), *bases.values())} - {-1}
     device = next(iter(where), None)
     if device is None or len(where) > 1:
         return None
-    if not all("digest=blake3" in options for options in deltas):
-        _log_once(_log.debug, "deltas: CUDA tensors are copied to the host and compressed there: sum digests")
-        return None
-    try:
-        _native.cuda_open(device)
-    except DeviceError as e:
-        if e.kind not in ("old-driver", "old-device"):
-            raise
-        _log_once(_log.warning, f"CUDA tensors are copied to the host and compressed there: {e}")
+    if not can_open(device):
         return None
     # Together, so that they are borrowed for work in one stream.
     both = {f"0{name}": x for name, x in tensors.items()} | {f"1{name}": x for name, x in bases.items()}

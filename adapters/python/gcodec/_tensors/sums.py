@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gcodec import _native
+from gcodec._tensors import devices
 from gcodec._tensors.dlpack import readable
 from gcodec._tensors.elements import CODES, code_of_torch
 
@@ -18,6 +20,8 @@ _COLUMNS = 2**22
 """Units of a product: 2^15 of a unit, times 2^15 of half a key, times these, are exact in float64."""
 _UNITS = 2**22
 """Units that are converted at a time: 32 MiB on the device."""
+
+_SLOWER = "digests of CUDA tensors are computed by PyTorch's operations, which takes longer"
 
 Lanes = tuple[int, ...]
 ZERO: Lanes = (0,) * LANES
@@ -45,15 +49,46 @@ def lanes(text: str) -> Lanes:
     return found
 
 
-def share(part: Any, name: str, shape: Sequence[int], offsets: Sequence[int]) -> tuple[str, Lanes]:
-    """Returns the element type of a part of a tensor, and its share in a sum over several tensors. `name`,
-    `shape`: of the whole tensor; `offsets`: first indices of the part."""
-    if not _is_on_device(part):
-        tensor, declared = readable(part)
-        return _native.sum_share((name, tensor, declared), list(shape), list(offsets))
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor, where it is."""
+
+    tensor: Any
+    name: str
+    """Name of the whole tensor."""
+    shape: Sequence[int]
+    """Dimensions of the whole tensor."""
+    offsets: Sequence[int]
+    """First index of the part in each dimension."""
+
+
+def shares(pieces: Sequence[Piece]) -> list[tuple[str, Lanes]]:
+    """Returns, for each piece, its element type and its share in a sum over several tensors. Those on one CUDA
+    device are digested by one launch there."""
+    found: dict[int, tuple[str, Lanes]] = {}
+    by_device: dict[int, list[int]] = {}
+    for at, piece in enumerate(pieces):
+        device = devices.cuda_device(piece.tensor)
+        # A tensor without elements may name no device, and can be lent to any.
+        if device is None or not devices.can_open(max(device, 0), _SLOWER):
+            found[at] = _share(piece)
+        else:
+            by_device.setdefault(max(device, 0), []).append(at)
+    for device, own in by_device.items():
+        lent = devices.lend({str(at): pieces[at].tensor for at in own}, device, None)
+        given = [(lent[str(at)], pieces[at].name, list(pieces[at].shape), list(pieces[at].offsets)) for at in own]
+        found |= zip(own, _native.cuda_sum_shares(given), strict=True)
+    return [found[at] for at in range(len(pieces))]
+
+
+def _share(piece: Piece) -> tuple[str, Lanes]:
+    if not _is_on_device(piece.tensor):
+        tensor, declared = readable(piece.tensor)
+        return _native.sum_share((piece.name, tensor, declared), list(piece.shape), list(piece.offsets))
+    part = piece.tensor.detach()
     dtype = _name_of(part.dtype)
-    own = of_torch(part.detach(), offsets)
-    weight = _native.sum_weight(name, dtype, list(shape))
+    own = of_torch(part, piece.offsets)
+    weight = _native.sum_weight(piece.name, dtype, list(piece.shape))
     return dtype, tuple(a * b % P for a, b in zip(own, weight, strict=True))
 
 
@@ -71,7 +106,8 @@ def _is_on_device(x: Any) -> bool:
 
 
 def of_torch(x: Any, offsets: Sequence[int]) -> Lanes:
-    """Returns the digest of a part of a tensor, computed by PyTorch on the part's device.
+    """Returns the digest of a part of a tensor, computed by PyTorch on the part's device: for devices that are
+    not CUDA's, and drivers too old for the kernels.
 
     The units of a row times the keys of their axis are a matrix product. Each key is two halves of 16 bits,
     so that float64 holds every sum exactly.

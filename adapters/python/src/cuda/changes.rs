@@ -3,7 +3,7 @@
 use gcodec::Codec;
 use gcodec::block::CodedBlock;
 use gcodec::compress::Digests;
-use gcodec::frame::DeltaRuns;
+use gcodec::frame::{DeltaRuns, Manifest};
 use gcodec_cuda::{DeltaCompressor, DeltaInput};
 
 use super::{Lent, device, opened};
@@ -20,6 +20,7 @@ pub(crate) struct Changed<'a> {
 
 /// Compresses tensors of one device, all borrowed for work in one stream. Returns blocks and digests.
 pub(crate) fn changes(
+    manifest: &Manifest,
     changed: &[Changed<'_>],
     digests: &mut Digests,
 ) -> Result<(Vec<CodedBlock>, DeltaRuns), Failure> {
@@ -38,10 +39,9 @@ pub(crate) fn changes(
         Some(compressor) => compressor,
         None => DeltaCompressor::new(&device)?,
     };
-    let made = compressor.compress_with_digests(&inputs, &codecs, digests, stream);
+    let made = compressor.compress_with_digests(manifest, &inputs, &codecs, digests, stream);
     // If two threads had a compressor each, one is kept.
     let other = opened().idle_deltas.insert(ordinal, compressor);
     drop(other);
-    let (blocks, runs) = made?;
-    Ok((blocks, DeltaRuns { hashed: Some(runs), summed: None }))
+    Ok(made?)
 }

@@ -1,13 +1,13 @@
 //! Tensors in device memory, borrowed from other libraries.
 
 use gcodec::Dtype;
-use gcodec_cuda::{Device, DeviceTensor, Stream};
+use gcodec_cuda::{Device, DeviceTensor, DeviceView, Stream};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{device, device_of};
-use crate::dlpack::{Keeper, OnDevice, is_row_major};
+use crate::dlpack::{Keeper, OnDevice, is_row_major, row_major};
 use crate::errors;
 
 /// A borrowed tensor in device memory, for work in one stream.
@@ -80,18 +80,21 @@ impl<'py> Interface<'py> {
         value.extract().map_err(|_| wrong(&format!("its {name} has the wrong type")))
     }
 
-    /// Whether the elements are row-major.
-    fn contiguous(&self, shape: &[u64], dtype: Dtype) -> PyResult<bool> {
+    /// The strides in elements; `None` if the elements are row-major.
+    fn strides(&self, shape: &[u64], dtype: Dtype) -> PyResult<Option<Vec<i64>>> {
         let width = i64::from(dtype.bits() / 8);
         if self.field("strides")?.is_none() {
-            return Ok(true);
+            return Ok(None);
         }
         let bytes: Vec<i64> = self.needed("strides")?;
         if bytes.len() != shape.len() {
             return Err(wrong("its strides and its shape have different lengths"));
         }
+        if bytes.iter().any(|b| b % width != 0) {
+            return Err(wrong("its strides are no whole elements"));
+        }
         let elements: Vec<i64> = bytes.iter().map(|b| b / width).collect();
-        Ok(bytes.iter().all(|b| b % width == 0) && is_row_major(shape, &elements))
+        Ok(Some(elements).filter(|elements| !is_row_major(shape, elements)))
     }
 
     /// Returns the number of the stream that writes the tensor, if other streams must wait for it.
@@ -129,7 +132,7 @@ fn by_array_interface(
     let (address, read_only): (u64, bool) = given.needed("data")?;
     let typestr: String = given.needed("typestr")?;
     let dtype = dtype_of(&typestr, declared)?;
-    let contiguous = given.contiguous(&shape, dtype)?;
+    let strides = given.strides(&shape, dtype)?;
     let empty = shape.contains(&0);
     // A tensor without elements has no address.
     let ordinal = if empty { otherwise } else { device_of(py, address)? };
@@ -142,7 +145,7 @@ fn by_array_interface(
         ordered.map_err(|e| errors::raise_cuda(py, e, None))?;
     }
     let keeper = Keeper::of(object.clone().unbind());
-    Ok(OnDevice { dtype, shape, address, ordinal, contiguous, read_only, keeper })
+    Ok(OnDevice { dtype, shape, address, ordinal, strides, read_only, keeper })
 }
 
 /// Returns the element type of a `typestr`. `declared`: whether the caller knows the type of raw bytes.
@@ -189,7 +192,7 @@ impl Lent {
     /// Whether the elements are row-major.
     #[getter]
     fn contiguous(&self) -> bool {
-        self.tensor.contiguous
+        self.tensor.strides.is_none()
     }
 
     #[getter]
@@ -228,5 +231,23 @@ impl Lent {
         // it is borrowed, and `lend` has put the work that writes it before the stream's work. A program that
         // writes to the tensor meanwhile gets bytes of either state, as with tensors on the host.
         unsafe { DeviceTensor::from_raw(device, *address, *dtype, shape) }
+    }
+
+    /// For each dimension, how many elements its next index is away.
+    pub(super) fn strides(&self) -> Vec<i64> {
+        let OnDevice { shape, strides, .. } = &self.tensor;
+        strides.clone().unwrap_or_else(|| row_major(shape))
+    }
+
+    /// Returns the tensor with these strides, which are its own, checked, to be read.
+    #[expect(unsafe_code, reason = "device memory is known by its address only")]
+    pub(super) fn strided<'a>(
+        &'a self,
+        device: &Device,
+        strides: &'a [i64],
+    ) -> gcodec_cuda::Result<DeviceView<'a>> {
+        let OnDevice { address, dtype, shape, .. } = &self.tensor;
+        // SAFETY: as in `view`.
+        unsafe { DeviceView::from_raw(device, *address, *dtype, shape, strides) }
     }
 }

@@ -5,18 +5,20 @@ mod apply;
 mod changes;
 mod compress;
 mod lent;
+mod sums;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gcodec_cuda::{Compressor, DeltaCompressor, Device, Driver, Scatter, TensorError};
+use gcodec_cuda::{Compressor, DeltaCompressor, Device, Driver, Scatter, SumDigester, TensorError};
 use pyo3::prelude::*;
 
 pub(crate) use apply::cuda_apply;
 pub(crate) use changes::{Changed, changes};
 pub(crate) use compress::{Compressors, Given, compress, compress_in, ordinals, undo, with_residuals};
 pub(crate) use lent::{Lent, lend};
+pub(crate) use sums::cuda_sum_shares;
 
 use crate::encode::parse;
 use crate::errors;
@@ -32,6 +34,8 @@ struct Opened {
     idle_deltas: BTreeMap<i32, DeltaCompressor>,
     /// As above, for updates that are applied.
     idle_scatters: BTreeMap<i32, Scatter>,
+    /// As above, for digests.
+    idle_sums: BTreeMap<i32, SumDigester>,
 }
 
 impl Opened {
@@ -42,6 +46,7 @@ impl Opened {
             idle: BTreeMap::new(),
             idle_deltas: BTreeMap::new(),
             idle_scatters: BTreeMap::new(),
+            idle_sums: BTreeMap::new(),
         }
     }
 }
@@ -97,8 +102,13 @@ pub(crate) fn open(py: Python<'_>, ordinal: Option<i32>) -> PyResult<()> {
 #[pyo3(name = "cuda_release")]
 pub(crate) fn release(py: Python<'_>) {
     let mut opened = opened();
-    let Opened { idle, idle_deltas, idle_scatters, .. } = &mut *opened;
-    let idle = (std::mem::take(idle), std::mem::take(idle_deltas), std::mem::take(idle_scatters));
+    let Opened { idle, idle_deltas, idle_scatters, idle_sums, .. } = &mut *opened;
+    let idle = (
+        std::mem::take(idle),
+        std::mem::take(idle_deltas),
+        std::mem::take(idle_scatters),
+        std::mem::take(idle_sums),
+    );
     drop(opened);
     py.detach(|| drop(idle));
 }

@@ -9,6 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::strides::row_major;
 use super::{CPU, DataType, Device, LEGACY, Legacy, RawTensor, VERSION_MAJOR, VERSIONED, Versioned, code_of};
 
 /// A buffer that other libraries may share, read and write through DLPack. Rust code holds no reference into
@@ -143,10 +144,7 @@ pub(crate) fn export<'py>(
     let dims: Result<Vec<i64>, _> = shape.iter().map(|&d| i64::try_from(d)).collect();
     let dims =
         dims.map_err(|_| PyBufferError::new_err("a dimension exceeds 63 bits, which DLPack allows"))?;
-    let mut strides = vec![1i64; dims.len()];
-    for d in (1..dims.len()).rev() {
-        strides[d - 1] = strides[d].saturating_mul(dims[d].max(1));
-    }
+    let strides = row_major(shape);
     let mut lists = [dims, strides];
     let wanted = match max_version {
         Some(version) => version.get_item(0)?.extract::<u32>()?,

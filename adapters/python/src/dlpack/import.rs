@@ -254,8 +254,8 @@ pub(crate) struct OnDevice {
     pub(crate) address: u64,
     /// Number of the device.
     pub(crate) ordinal: i32,
-    /// Whether the elements are row-major.
-    pub(crate) contiguous: bool,
+    /// For each dimension, how many elements its next index is away; `None` if the elements are row-major.
+    pub(crate) strides: Option<Vec<i64>>,
     pub(crate) read_only: bool,
     #[expect(dead_code, reason = "dropped with it")]
     pub(crate) keeper: Keeper,
@@ -296,10 +296,10 @@ impl OnDevice {
         }
         let ordinal = raw.device.id;
         let Parts { dtype, shape, data, strides, .. } = Parts::read(raw, None)?;
-        let (address, contiguous) = (data.addr() as u64, strides.is_none());
+        let address = data.addr() as u64;
         let read_only = managed.is_read_only();
         let keeper = Keeper(Held::Capsule(managed));
-        Ok(Self { dtype, shape, address, ordinal, contiguous, read_only, keeper })
+        Ok(Self { dtype, shape, address, ordinal, strides, read_only, keeper })
     }
 }
 

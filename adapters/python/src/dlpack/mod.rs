@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 
 pub(crate) use export::{Buffer, export};
 pub(crate) use import::{Borrowed, Keeper, OnDevice, Writable};
-pub(crate) use strides::is_row_major;
+pub(crate) use strides::{is_row_major, row_major};
 
 /// DLPack's device type of host memory.
 pub(crate) const CPU: i32 = 1;

@@ -16,6 +16,15 @@ pub(crate) fn is_row_major(shape: &[u64], strides: &[i64]) -> bool {
     true
 }
 
+/// Returns the strides, in elements, of a row-major tensor.
+pub(crate) fn row_major(shape: &[u64]) -> Vec<i64> {
+    let mut strides = vec![1i64; shape.len()];
+    for d in (1..shape.len()).rev() {
+        strides[d - 1] = strides[d].saturating_mul(i64::try_from(shape[d]).unwrap_or(i64::MAX).max(1));
+    }
+    strides
+}
+
 /// Appends the elements to `out` in row-major order, contiguous runs at once.
 ///
 /// `strides`: in elements. `width`: bytes of an element.
