@@ -1,9 +1,10 @@
 // Sum digests of tensors (spec, section 6.1): the sum over all units of the product of the keys of a unit's
 // indices and the unit plus 2^16, modulo 2^31 - 1, in four lanes.
 //
-// A tensor is rows of columns. A block of threads takes some rows of a range of columns. Each thread keeps the
-// sums of four columns, in which every unit is multiplied by the key of its row only; the keys of the columns
-// follow once, after the last row. That is one multiplication a unit and lane, and no reduction in the loop.
+// A tensor is rows of columns. A block of threads takes some rows of a range of columns. Each thread keeps
+// the sums of four columns, in which every unit is multiplied by the key of its row only; the keys of the
+// columns follow once, after the last row. That is one multiplication a unit and lane, and no reduction in
+// the loop.
 #include "group.cuh"
 
 namespace sums {
@@ -209,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_sums(const Sums 
                 total[lane] += multiply(fold(sum), keys[lane]);
             }
         }
-        // Below 2^33 for a thread, 2^38 for a warp. A tensor has less than 2^31 works of 8 warps, and each adds
-        // a number below P, so that `out` does not overflow.
+        // Below 2^33 for a thread, 2^38 for a warp. A tensor has less than 2^31 works of 8 warps, and each
+        // adds a number below P, so that `out` does not overflow.
 #pragma unroll
         for (u32 lane_of_sum = 0; lane_of_sum < LANES; lane_of_sum++) {
             u64 sum = total[lane_of_sum];

@@ -97,8 +97,8 @@ impl DeviceBuf {
         let address =
             first.checked_mul(u64::from(self.dtype.bits() / 8)).and_then(|at| start.checked_add(at));
         let address = address.ok_or(TensorError::Shape)?;
-        // SAFETY: the memory stays allocated as long as `self` lives, and its content was waited for. That the
-        // part is inside of it is checked before anyone reads it.
+        // SAFETY: the memory stays allocated as long as `self` lives, and its content was waited for. That
+        // the part is inside of it is checked before anyone reads it.
         let view = unsafe { DeviceView::from_raw(&self.device, address, self.dtype, shape, strides) }?;
         let is_inside = |ends: [u64; 2]| ends[0] >= start && ends[1] < start + self.memory.len();
         if view.elements() > 0 && !view.ends().is_some_and(is_inside) {

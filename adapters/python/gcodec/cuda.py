@@ -9,8 +9,7 @@ and errors instead of copies to the host. `encode` and `Writer` compare deltas w
 if both are there, so that only changes leave the GPU. The bytes, and the residuals of a `Feedback`, are those
 that the same tensors give on the host.
 
-Importing this module does not need CUDA. The module has not run on a GPU; docs/python.md says how it was
-tested.
+Importing this module does not need CUDA. docs/cuda.md says how it was tested.
 """
 
 from __future__ import annotations

@@ -279,8 +279,8 @@ pub fn known_sum(digests: &Digests, tensor: u64) -> [Option<SumDigest>; 2] {
 }
 
 /// Returns the runs that an update's header has for these tensors, which have blocks among `blocks`, and
-/// keeps the digests of the results as those of the next bases. `hashed`, `summed`: in ascending order; `None`
-/// if the update has no such digests.
+/// keeps the digests of the results as those of the next bases. `hashed`, `summed`: in ascending order;
+/// `None` if the update has no such digests.
 pub fn deltas<B: AsRef<Block>>(
     digests: &mut Digests,
     hashed: Option<&[Digested]>,

@@ -74,8 +74,9 @@ impl DeltaCompressor {
     /// work is put into `stream`; the tensors are no longer in use when this returns.
     ///
     /// # Errors
-    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor),
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
+    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress::compress()`], and for other codecs;
+    /// [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory),
+    /// [`Error::Call`](crate::Error::Call).
     pub fn compress(
         &mut self,
         inputs: &[DeltaInput<'_>],

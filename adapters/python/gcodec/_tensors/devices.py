@@ -57,8 +57,8 @@ def cuda_device(x: Any) -> int | None:
 
 
 def can_open(device: int, instead: str = "CUDA tensors are copied to the host and compressed there") -> bool:
-    """Whether the kernels run on a CUDA device: not if it or its driver is too old, which is logged once, with
-    what happens `instead`."""
+    """Whether the kernels run on a CUDA device: not if it or its driver is too old, which is logged once,
+    with what happens `instead`."""
     try:
         _native.cuda_open(device)
     except DeviceError as e:

@@ -63,8 +63,8 @@ class Piece:
 
 
 def shares(pieces: Sequence[Piece]) -> list[tuple[str, Lanes]]:
-    """Returns, for each piece, its element type and its share in a sum over several tensors. Those on one CUDA
-    device are digested by one launch there."""
+    """Returns, for each piece, its element type and its share in a sum over several tensors. Those on one
+    CUDA device are digested by one launch there."""
     found: dict[int, tuple[str, Lanes]] = {}
     by_device: dict[int, list[int]] = {}
     for at, piece in enumerate(pieces):
@@ -106,8 +106,8 @@ def _is_on_device(x: Any) -> bool:
 
 
 def of_torch(x: Any, offsets: Sequence[int]) -> Lanes:
-    """Returns the digest of a part of a tensor, computed by PyTorch on the part's device: for devices that are
-    not CUDA's, and drivers too old for the kernels.
+    """Returns the digest of a part of a tensor, computed by PyTorch on the part's device: for devices that
+    are not CUDA's, and drivers too old for the kernels.
 
     The units of a row times the keys of their axis are a matrix product. Each key is two halves of 16 bits,
     so that float64 holds every sum exactly.
