@@ -39,6 +39,7 @@ __all__ = [
     "lend",
     "library_encode",
     "num_threads",
+    "patch_groups",
     "patches",
     "reduce",
     "set_num_threads",
@@ -322,6 +323,12 @@ def patches(
 ) -> tuple[dict[str, Any], list[_Patch]]:
     """Returns the header of the last update, and for each tensor that changes: name, shape, element type,
     positions (None: all) and values."""
+
+def patch_groups(
+    data: memoryview, limits: _Limits
+) -> tuple[list[tuple[list[str], int]], list[tuple[list[str], tuple[int, int, int, int]]]]:
+    """Returns the names of tensors that `patches` decodes together, with their bytes; and the names of
+    tensors that share a sum digest, with that of the result."""
 
 def shards(data: memoryview | bytes, limits: _Limits) -> list[tuple[str, list[int], list[int], list[int]]]:
     """Returns the last update's tensors that are parts of larger ones: name, dimensions of the larger tensor,

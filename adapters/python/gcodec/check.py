@@ -28,7 +28,7 @@ from gcodec._tensors.trees import named_tensors
 from gcodec.errors import InputError
 from gcodec.shards import place_of
 
-__all__ = ["Digests", "Part", "Region", "add", "bisect", "digest", "fused", "merge", "rows"]
+__all__ = ["Digests", "Part", "Region", "add", "bisect", "digest", "fused", "merge", "rows", "views"]
 
 _FORMAT = "gcodec-digests 1"
 
@@ -286,6 +286,22 @@ def _pieces(name: str, x: Any, layout: Layout | None, rows: tuple[str, int, int]
             own = own[first - offsets[0] : end - offsets[0]]
             offsets = (first, *offsets[1:])
         yield sums.Piece(own, part.name, whole, offsets)
+
+
+def views(parameters: Any, layout: Layout | None = None) -> dict[str, Any]:
+    """Returns the tensors of the checkpoint that parameters hold, as views of their memory: what a
+    `gcodec.sync.Receiver` changes in place.
+
+    Raises:
+        InputError: as `digest`; or a parameter holds only a part of a tensor.
+    """
+    found: dict[str, Any] = {}
+    for own, x in named_tensors(parameters).items():
+        for piece in _pieces(own, x, layout, None):
+            if tuple(piece.shape) != tuple(piece.tensor.shape) or piece.name in found:
+                raise InputError(f"{own!r} holds only a part of {piece.name!r} of shape {tuple(piece.shape)}")
+            found[piece.name] = piece.tensor
+    return found
 
 
 def _permuted(x: Any, axes: tuple[int, ...]) -> Any:

@@ -11,13 +11,13 @@ writes it into buffers of the caller.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gcodec import _native
 from gcodec._native import Tensor
-from gcodec._tensors.dlpack import ML_DTYPES, convert, framework_of, given
+from gcodec._tensors.dlpack import ML_DTYPES, convert, framework_of, given, is_on_host
 from gcodec._tensors.prefixes import counterparts, hint
 from gcodec._tensors.refusals import refusal
 from gcodec._tensors.trees import named_tensors
@@ -106,7 +106,7 @@ class Patch:
                 memory, as those of an expanded tensor do. Nothing is written.
         """
         self.check(tensor)
-        self._write(tensor)
+        _Place(self, tensor).write()
 
     def check(self, tensor: Any) -> None:
         """Raises InputError if the patch does not fit a tensor of PyTorch or NumPy."""
@@ -129,32 +129,58 @@ class Patch:
         if _overlaps(self.shape, strides, width):
             raise InputError(f"elements of tensor {self.name!r} share memory (strides {strides}): give it .clone() or .copy()")
 
-    def _write(self, tensor: Any) -> None:
-        if framework_of(tensor) == "numpy":
-            indices, values = self.numpy()
-            if indices is None:
-                tensor[...] = values.reshape(tensor.shape)
-            elif tensor.flags.c_contiguous:
-                tensor.reshape(-1)[indices] = values.reshape(-1)
-            else:
-                tensor.flat[indices] = values.reshape(-1)
+
+class _Place:
+    """A tensor that a patch fits, and which it changes."""
+
+    def __init__(self, patch: Patch, tensor: Any) -> None:
+        self._numpy = framework_of(tensor) == "numpy"
+        if self._numpy:
+            indices, self._values = patch.numpy()
+            self._at: Any = indices
+            # A flat iterator counts elements in row-major order, whatever the strides.
+            self._tensor = tensor.reshape(-1) if tensor.flags.c_contiguous else tensor.flat
+            self._whole = tensor
             return
         import torch
 
-        indices, values = self.torch()
-        with torch.no_grad():
-            # Bits: not every operation knows every element type.
-            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-            place = tensor.detach().view(bits)
-            values = values.reshape(-1).view(bits).to(tensor.device)
-            if indices is None:
-                place.copy_(values.view(place.shape))
-                return
+        indices, values = patch.torch()
+        # Bits: not every operation knows every element type.
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        self._whole = self._tensor = tensor.detach().view(bits)
+        self._values, self._at = values.reshape(-1).view(bits), None
+        if indices is not None:
             indices = indices.to(tensor.device, torch.int64)
-            if place.is_contiguous():
-                place.view(-1).index_copy_(0, indices, values)
+            flat = self._tensor.is_contiguous()
+            self._tensor = self._tensor.view(-1) if flat else self._tensor
+            self._at = (indices,) if flat else torch.unravel_index(indices, tensor.shape)
+
+    def write(self) -> None:
+        """Writes the patch's values."""
+        self.put(self._values)
+
+    def read(self) -> Any:
+        """Returns a copy of the elements that the patch changes."""
+        if self._at is None:
+            return self._whole.copy() if self._numpy else self._whole.clone()
+        return self._tensor[self._at]
+
+    def put(self, values: Any) -> None:
+        """Writes values in place of the elements that the patch changes."""
+        if self._numpy:
+            values = values.reshape(-1)
+            if self._at is None:
+                self._whole[...] = values.reshape(self._whole.shape)
             else:
-                place.index_put_(torch.unravel_index(indices, place.shape), values)
+                self._tensor[self._at] = values
+            return
+        values = values.to(self._whole.device)
+        if self._at is None:
+            self._whole.copy_(values.view(self._whole.shape))
+        elif len(self._at) == 1:
+            self._tensor.index_copy_(0, self._at[0], values)
+        else:
+            self._tensor.index_put_(self._at, values)
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], width: int) -> bool:
@@ -204,7 +230,7 @@ class Patches(Mapping[str, Patch]):
         # Whether the load that runs was given a patch, or wrote one: from then on tensors may have changed.
         self._used = False
         # The error of the last `apply_` that wrote nothing.
-        self._refused: InputError | None = None
+        self._refused: BaseException | None = None
 
     def __getitem__(self, name: str) -> Patch:
         self._used = True
@@ -234,15 +260,36 @@ class Patches(Mapping[str, Patch]):
 
         Raises:
             InputError: a tensor is missing or does not fit. Nothing is written.
+
+        If a write fails, for example for want of memory, the tensors of a delta have their old elements
+        again.
         """
         try:
             places = self._places(tensors, strip_prefix or self._strip_prefix)
         except InputError as e:
             self._refused = e
             raise
-        self._used = self._used or bool(places)
-        for patch, place in places:
-            patch._write(place)
+        self._write(places)
+
+    def _write(self, places: list[tuple[Patch, Any]], check: Callable[[], None] | None = None) -> None:
+        """Writes all patches, and calls `check`. If that or a write fails, a delta's old elements are written
+        back: they take as much memory as the patch."""
+        used, self._used = self._used, self._used or bool(places)
+        saved: list[tuple[_Place, Any]] = []
+        try:
+            for patch, tensor in places:
+                place = _Place(patch, tensor)
+                if self.header.delta:
+                    saved.append((place, place.read()))
+                place.write()
+            if check is not None:
+                check()
+        except BaseException as e:
+            if self.header.delta or not places:
+                for place, old in reversed(saved):
+                    place.put(old)
+                self._used, self._refused = used, e
+            raise
 
     def _places(self, tensors: Mapping[str, Any], prefix: str) -> list[tuple[Patch, Any]]:
         """Returns the patches with the tensors that they fit."""
@@ -279,7 +326,8 @@ def patches(data: Any, *, base: Any = None, names: set[str] | None = None, limit
 
     Args:
         data: the bytes: any object with the buffer protocol.
-        base: for a delta, the tree of tensors that it changes.
+        base: for a delta, the tree of tensors that it changes. Those on a device are copied to the host some
+            at a time: 64 MiB, or one tensor.
         names: the tensors to decode. Default: all.
         limits: limits on the stream. Default: `Limits()`.
 
@@ -287,7 +335,32 @@ def patches(data: Any, *, base: Any = None, names: set[str] | None = None, limit
         FormatError, UnsupportedError, LimitError: the bytes are not a complete stream within the limits.
         InputError: the stream has no update, or the base of a delta is missing or is not the sender's.
     """
-    bases = given(named_tensors(base))
-    header, found = _native.patches(memoryview(data).cast("B"), limits or Limits(), names, bases)
+    view, limits, bases = memoryview(data).cast("B"), limits or Limits(), named_tensors(base)
+    if all(is_on_host(x) for x in bases.values()):
+        header, found = _native.patches(view, limits, names, given(bases))
+    else:
+        header, found = _native.patches(view, limits, set(), [])
+        for own in _batches(_native.patch_groups(view, limits)[0]):
+            wanted = own if names is None else own & names
+            if wanted:
+                found += _native.patches(view, limits, wanted, given({name: x for name, x in bases.items() if name in own}))[1]
     made = (Patch(name, tuple(shape), dtype, indices, values) for name, shape, dtype, indices, values in found)
     return Patches(UpdateHeader(**header), {patch.name: patch for patch in made})
+
+
+_BATCH = 64 << 20
+"""Bytes of tensors that are copied from a device to the host at a time, at least one group."""
+
+
+def _batches(groups: list[tuple[list[str], int]]) -> Iterator[set[str]]:
+    """Returns the names of groups that are decoded together."""
+    own: set[str] = set()
+    taken = 0
+    for names, size in groups:
+        if own and taken + size > _BATCH:
+            yield own
+            own, taken = set(), 0
+        own.update(names)
+        taken += size
+    if own:
+        yield own

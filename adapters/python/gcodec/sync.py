@@ -6,6 +6,9 @@
     receiver = gcodec.sync.Receiver(checkpoint)                          # an engine, at version 0
     receiver.stage(receive()).commit(load_into_the_engine)
 
+    receiver = gcodec.sync.Receiver(check.views(model, layout))          # or its own parameters, without a
+    copy receiver.stage(receive()).commit()
+
 To keep versions for engines that join late or fall behind, use `gcodec.store`.
 
 Each version is a stream of one update: a delta, or an anchor, which has all weights (`lossless`). The
@@ -16,10 +19,11 @@ the `step` of an anchor is its version. A receiver takes each version once and i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gcodec import _native
+from gcodec import _native, check
+from gcodec._tensors import sums
 from gcodec._tensors.dlpack import framework_of
 from gcodec._tensors.prefixes import counterparts, hint
 from gcodec._tensors.refusals import check_taken, naming
@@ -99,11 +103,13 @@ class Sender:
 class Receiver:
     """Follows versions of weights.
 
-    It keeps the weights on the host. Deltas change them, and digests are compared with them.
+    Deltas change the weights where they are, and digests are compared with them. Those of an engine can be
+    its own parameters, on their device: no other copy is needed. `gcodec.check.views` gives the tensors in
+    fused, stacked or transposed parameters.
 
     Args:
-        weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host, with any strides.
-            The receiver writes to them. None among them is left out.
+        weights: the weights of `version` by name, tensors of PyTorch, on any device, or of NumPy, with any
+            strides. The receiver writes to them. None among them is left out.
         version: the version of these weights. Default: 0.
         limits: limits on streams. Default: `Limits()`.
         strip_prefix: a prefix, such as `module.`, that names have in the streams or in `weights`. They are
@@ -142,17 +148,31 @@ class Receiver:
             self._check_next(header)
         elif header.step < self.version or (header.step == self.version and not self.poisoned):
             raise InputError(f"the stream is version {header.step}, and version {self.version} is here", kind="version")
-        found = self._patches(data)
+        found, own = self._patches(data)
         if header.delta:
-            return Staged(self, found, header.step + header.inner_steps, anchor=False)
+            sums = _native.patch_groups(memoryview(data).cast("B"), self._limits or Limits())[1]
+            return Staged(self, found, header.step + header.inner_steps, anchor=False, sums=_sums(sums, own))
         self._check_whole(found)
         return Staged(self, found, header.step, anchor=True)
 
-    def _patches(self, data: Any) -> Patches:
-        """Reads the patches of a stream, under names without the prefix."""
+    def _write(self, staged: Staged) -> None:
+        """Writes a version to the weights, checked before. PoisonedError if they are neither version then."""
+        places = [(patch, self._weights[name]) for name, patch in staged.patches._patches.items()]
+        staged.patches._begin()
+        try:
+            staged.patches._write(places, staged._compare)
+        except BaseException as e:
+            if staged.patches._wrote_nothing(e):
+                raise
+            self.poisoned = True
+            raise PoisonedError(f"version {staged.version} was not written completely: {e}", kind="poisoned") from e
+
+    def _patches(self, data: Any) -> tuple[Patches, dict[str, str]]:
+        """Reads the patches of a stream, under the names of the weights. Returns them, and the weights' names
+        of the stream's tensors where they differ."""
         if not self._strip_prefix:
             try:
-                return patches(data, base=self._weights, limits=self._limits)
+                return patches(data, base=self._weights, limits=self._limits), {}
             except InputError as e:
                 # A base is missing: all have other names, perhaps.
                 if e.kind == "unknown_reference" and (why := hint(self._names(data), self._weights)):
@@ -162,7 +182,7 @@ class Receiver:
         base = {name: self._weights[mine] for name, mine in own.items()}
         found = patches(data, base=base, limits=self._limits)
         mine = ((own.get(name, name), patch) for name, patch in found.items())
-        return Patches(found.header, {name: replace(patch, name=name) for name, patch in mine})
+        return Patches(found.header, {name: replace(patch, name=name) for name, patch in mine}), own
 
     def _names(self, data: Any) -> list[str]:
         """Returns the names of the tensors of a stream."""
@@ -187,8 +207,9 @@ class Receiver:
 class Staged:
     """A verified version that is not loaded yet."""
 
-    def __init__(self, receiver: Receiver, found: Patches, version: int, anchor: bool) -> None:
+    def __init__(self, receiver: Receiver, found: Patches, version: int, anchor: bool, sums: list[_Sum] | None = None) -> None:
         self._receiver, self._from, self._poisoned = receiver, receiver.version, receiver.poisoned
+        self._sums = sums or []
         self.version, self.anchor = version, anchor
         self.patches = Patches(found.header, {name: p for name, p in found.items() if name in receiver._weights})
         """The elements that change; empty if none does."""
@@ -199,19 +220,27 @@ class Staged:
         return self.patches.touched
 
     def commit(self, load: Callable[[Mapping[str, Patch]], object] | None = None) -> int:
-        """Calls `load` with the patches, to change the engine, unless they are empty. Returns the version.
+        """Calls `load` with the patches, to change the engine, unless they are empty, and changes the
+        receiver's weights. Returns the version.
+
+        Without `load`, the weights are the engine's own: after a delta with sums, the default, the digests of
+        the tensors that changed are computed where they are, and compared with the stream's. If one differs,
+        or a write fails, the old elements are written back: the weights are those of the old version.
 
         Raises:
             InputError: the receiver has another version by now (kind `version`). Nothing is changed.
-                The same if `Patches.apply_` refused the tensors of `load`.
-            PoisonedError: `load` raised after it may have written something. The receiver's weights are still
-                those of the old version.
+                The same if `Patches.apply_` refused the tensors of `load`. Without `load`: the digest of a
+                tensor is not that of the stream (kind `checksum_mismatch`).
+            PoisonedError: `load` raised after it may have written something; the receiver's weights are still
+                those of the old version. Or the weights were not written completely, and could not be
+                restored: an anchor failed, or a device.
         """
         receiver = self._receiver
         if (receiver.version, receiver.poisoned) != (self._from, self._poisoned):
             raise InputError(f"version {self.version} was staged on another version than {receiver.version}", kind="version")
         for name, patch in self.patches._patches.items():
             patch.check(receiver._weights[name])
+        self._loaded = load is not None
         if load is not None and self.patches:
             self.patches._begin()
             try:
@@ -221,9 +250,36 @@ class Staged:
                     raise
                 receiver.poisoned = True
                 raise PoisonedError(f"version {self.version} was not loaded completely: {e}", kind="poisoned") from e
-        self.patches.apply_(receiver._weights)
+        receiver._write(self)
         receiver.version, receiver.poisoned = self.version, False
         return self.version
+
+
+    def _compare(self) -> None:
+        """InputError if the digests of the tensors that changed are not those of the stream. Not after a
+        load, which has changed an engine: then the weights are a copy of the receiver's own."""
+        weights = self._receiver._weights
+        for one in self._sums:
+            own = one.weights
+            if self._loaded or not (own.keys() & self.patches.keys() and set(own.values()) <= weights.keys()):
+                continue
+            found = check.digest({name: weights[mine] for name, mine in own.items()}).sum
+            if found != one.digest:
+                names = _some([*own.values()])
+                raise InputError(f"after version {self.version} was written, {names} has the digest {found}, not {one.digest}", kind="checksum_mismatch")
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum digest of some tensors."""
+
+    weights: dict[str, str]
+    """The tensors' names in the stream, and those of the receiver's weights."""
+    digest: str
+
+
+def _sums(found: list[tuple[list[str], tuple[int, int, int, int]]], own: dict[str, str]) -> list[_Sum]:
+    return [_Sum({name: own.get(name, name) for name in names}, sums.text(lanes)) for names, lanes in found]
 
 
 def _copied(name: str, tensor: Any, on_device: bool) -> Any:

@@ -61,7 +61,7 @@ mod _native {
     #[pymodule_export]
     use crate::named::without_prefix;
     #[pymodule_export]
-    use crate::patches::patches;
+    use crate::patches::{patch_groups, patches};
     #[pymodule_export]
     use crate::reduce::{head_bytes, reduce};
     #[pymodule_export]

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use gcodec::block::{RawBlock, SupportId};
+use gcodec::digest::SumDigest;
 use gcodec::file::{File, UpdateEntry};
 use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use gcodec::stream::Assembler;
@@ -14,6 +15,7 @@ use pyo3::types::PyDict;
 use rayon::prelude::*;
 
 use crate::decode::{Bytes, bases, header_dict, is_wanted};
+use crate::digests::{Lanes, lanes};
 use crate::errors::{self, Failure};
 use crate::limits::PyLimits;
 use crate::named::{Given, Named};
@@ -52,6 +54,47 @@ pub(crate) fn patches<'py>(
     let found = threads::run(py, || read(bytes.as_slice(), &limits, names.as_ref(), &base, &mut known))?;
     let (header, patches) = found.map_err(|e| errors::raise_failure(py, e, known.as_deref()))?;
     Ok((header_dict(py, &header)?, patches.into_iter().map(Patch::into_parts).collect()))
+}
+
+/// Names of tensors that are decoded together, and bytes of their elements.
+type Group = (Vec<String>, u64);
+/// Names of the tensors of a run, and the sum digest that a delta gives them.
+type Sum = (Vec<String>, Lanes);
+
+/// Returns the groups of the last update of a stream, and the sums of its result.
+#[pyfunction]
+pub(crate) fn patch_groups(
+    py: Python<'_>,
+    data: &Bound<'_, PyAny>,
+    limits: PyLimits,
+) -> PyResult<(Vec<Group>, Vec<Sum>)> {
+    let bytes = Bytes::new(data)?;
+    let limits = limits.get();
+    let found = threads::run(py, || groups_and_sums(bytes.as_slice(), &limits))?;
+    found.map_err(|e| errors::raise(py, e, None))
+}
+
+fn groups_and_sums(bytes: &[u8], limits: &Limits) -> gcodec::Result<(Vec<Group>, Vec<Sum>)> {
+    let file = File::scan(bytes, limits.clone())?;
+    let last = file.last()?;
+    let manifest = Arc::clone(&file.updates()[last].manifest);
+    let parts = file.parts(last, |_| true)?;
+    let infos = |range: RangeInclusive<usize>| manifest.tensors().get(range).unwrap_or_default();
+    let names = |infos: &[TensorInfo]| infos.iter().map(|info| info.name.clone()).collect();
+    let group = |infos: &[TensorInfo]| (names(infos), infos.iter().map(TensorInfo::bytes).sum());
+    let groups = groups(&parts).into_iter().map(|range| group(infos(range))).collect();
+    let runs = parts.iter().filter_map(|part| part.header.sums.as_deref()).flatten();
+    let mut runs: Vec<_> = runs.collect();
+    // Each part has the runs of its own blocks, so that a large tensor's is in several.
+    runs.sort_by_key(|run| run.first);
+    runs.dedup_by_key(|run| run.first);
+    // The sum of a shard counts as a part of its whole tensor, whose name and shape are not the update's.
+    let is_whole = |run: &&Delta<SumDigest>| {
+        infos(run.first as usize..=run.last() as usize).iter().all(|info| info.shard.is_none())
+    };
+    let sum =
+        |run: &Delta<SumDigest>| (names(infos(run.first as usize..=run.last() as usize)), lanes(run.result));
+    Ok((groups, runs.into_iter().filter(is_whole).map(sum).collect()))
 }
 
 fn read(

@@ -21,6 +21,7 @@ import numpy as np
 import gcodec
 import gcodec.check
 import gcodec.cuda
+import gcodec.sync
 from gcodec import _native
 
 VECTORS = Path(__file__).resolve().parents[3] / "spec/vectors/index.json"
@@ -316,6 +317,39 @@ def test_sums_of_torch_views() -> None:
         views = {"t": own.mT, "p": own.permute(1, 2, 0), "s": own[3:, ::2, 5:90], "e": own[:0], "o": own[0, 0, 0], "w": own}
         host = gcodec.check.digest({name: view.cpu() for name, view in views.items()})
         assert host.differences(gcodec.check.digest(views)) == [], dtype
+
+
+def test_a_receiver_of_weights_on_the_device() -> None:
+    needs_a_device()
+    if "GCODEC_MOCK_DRIVER" in os.environ:
+        raise SkipError("torch has no tensors on the mock driver")
+    try:
+        torch = Torch().torch
+    except ImportError as e:
+        raise SkipError(str(e)) from None
+    old = {f"w{n}": torch.randn(3000, 2000, device="cuda").bfloat16() for n in range(6)}
+    new = {name: x.clone() for name, x in old.items()}
+    for x in new.values():
+        x.view(torch.int16).view(-1)[::100] ^= 1
+    sender = gcodec.sync.Sender(old, on_device=True)
+    data = sender.delta(new)
+    # Fused, transposed and plain parameters of an engine.
+    own = {"f": torch.cat([old["w0"], old["w1"]]), "t": old["w2"].t().contiguous(), **{f"w{n}": old[f"w{n}"].clone() for n in (3, 4, 5)}}
+    layout = {"f": gcodec.check.fused((6000, 2000), {"w0": 3000, "w1": 3000}), "t": [gcodec.check.Part("w2", axes=(1, 0))]}
+    receiver = gcodec.sync.Receiver(gcodec.check.views(own, layout))
+    staged = receiver.stage(data)
+    # An element that changes after staging, as by a fault of the memory: the old elements come back.
+    own["w4"].view(torch.int16)[7, 7] ^= 2
+    try:
+        staged.commit()
+        raise AssertionError("a damaged tensor was not found")
+    except gcodec.InputError as e:
+        assert e.kind == "checksum_mismatch", e
+    own["w4"].view(torch.int16)[7, 7] ^= 2
+    expected = gcodec.check.digest(old)
+    assert expected.differences(gcodec.check.digest(own, layout)) == []
+    assert staged.commit() == 1
+    assert gcodec.check.digest(new).differences(gcodec.check.digest(own, layout)) == []
 
 
 def test_deltas_are_the_hosts() -> None:

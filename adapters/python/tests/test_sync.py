@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import re
+import tracemalloc
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +14,11 @@ import mock_driver
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from mock_driver import Memory, MockDriver, Shared
 
 import gcodec
-from gcodec import sync
+from gcodec import check, sync
 
 Weights = dict[str, torch.Tensor]
 
@@ -225,3 +229,135 @@ def test_numpy_weights() -> None:
     weights["w"][::9] = 5
     receiver.stage(sender.delta(weights)).commit()
     assert receiver.version == 4 and np.array_equal(receiver.weights["w"], weights["w"])
+
+
+def fused(weights: Weights) -> tuple[dict[str, torch.Tensor], check.Layout]:
+    """An engine's parameters: `a` transposed, and `b` as the second half of another."""
+    parameters = {"t": weights["a"].t().contiguous(), "half": torch.cat([torch.zeros_like(weights["b"]), weights["b"]])}
+    count = weights["b"].shape[0]
+    return parameters, {"t": [check.Part("a", axes=(1, 0))], "half": [check.Part("b", (slice(count, None),))]}
+
+
+def test_an_engines_own_parameters_are_the_receivers(chain: Chain) -> None:
+    parameters, layout = fused(chain.weights[0])
+    where = {name: x.data_ptr() for name, x in parameters.items()}
+    receiver = sync.Receiver(check.views(parameters, layout))
+    for version, data in chain.deltas.items():
+        assert receiver.stage(data).commit() == version
+        assert same(check.views(parameters, layout), chain.weights[version])
+    assert {name: x.data_ptr() for name, x in parameters.items()} == where and not parameters["half"][: len(chain.weights[0]["b"])].any()
+    with pytest.raises(gcodec.InputError, match="only a part of 'a'"):
+        check.views(parameters, layout | {"t": [check.Part("a", (slice(1, None),), axes=(1, 0), shape=tuple(chain.weights[0]["a"].shape), offsets=(0, 1))]})
+
+
+class Faulty:
+    """Lets the writes of patches after the first `good` ones fail, or change a further element."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, good: int, *, silent: bool = False) -> None:
+        self.writes, place_of = 0, gcodec.patches.__globals__["_Place"]
+        put = place_of.write
+
+        def write(place: Any) -> None:
+            self.writes += 1
+            if self.writes <= good:
+                put(place)
+            elif silent:
+                put(place)
+                place._tensor.view(-1)[:3] ^= 1
+            else:
+                raise MemoryError("no memory for the values")
+
+        monkeypatch.setattr(place_of, "write", write)
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_a_write_that_fails_leaves_the_old_version(chain: Chain, monkeypatch: pytest.MonkeyPatch, good: int) -> None:
+    first, last = chain.weights[0], chain.weights[6]
+    data = gcodec.encode(last, "delta", base=first, header=gcodec.UpdateHeader(step=0, inner_steps=6, world=1))
+    for strided in (False, True):
+        weights = check.views(*fused(first)) if strided else copy(first)
+        receiver = sync.Receiver(weights)
+        staged = receiver.stage(data)
+        with monkeypatch.context() as patch:
+            Faulty(patch, good)
+            with pytest.raises(MemoryError):
+                staged.commit()
+        assert same(weights, first) and not receiver.poisoned and receiver.version == 0
+        assert staged.commit() == 6 and same(weights, last)
+
+
+def test_a_result_of_another_digest_is_taken_back(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = copy(chain.weights[0])
+    receiver = sync.Receiver(weights)
+    staged = receiver.stage(chain.deltas[1])
+    changed = torch.cat([patch.torch()[0] for patch in staged.patches.values()])
+    with monkeypatch.context() as patch:
+        Faulty(patch, 0, silent=True)
+        with pytest.raises(gcodec.InputError, match="has the digest") as raised:
+            staged.commit()
+    assert raised.value.kind == "checksum_mismatch" and not receiver.poisoned and receiver.version == 0
+    # What the patch did not change is not known to it.
+    intact = {name: x for name, x in weights.items() if name not in staged.patches}
+    assert same(intact, {name: chain.weights[0][name] for name in intact}) and len(changed)
+    for name, patch in staged.patches.items():
+        at = patch.torch()[0].long()
+        assert torch.equal(weights[name].view(-1)[at], chain.weights[0][name].view(-1)[at])
+
+
+def test_an_anchor_that_fails_poisons(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = sync.Receiver(copy(chain.weights[0]))
+    staged = receiver.stage(chain.anchors[1])
+    with monkeypatch.context() as patch:
+        Faulty(patch, 1)
+        with pytest.raises(sync.PoisonedError, match="not written completely"):
+            staged.commit()
+    assert receiver.poisoned
+    assert receiver.stage(chain.anchors[4]).commit() == 4 and same(receiver.weights, chain.weights[4])
+
+
+def test_a_load_by_apply_that_fails_leaves_both_as_they_were(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, engine = sync.Receiver(copy(chain.weights[0])), copy(chain.weights[0])
+    staged = receiver.stage(chain.deltas[1])
+    with monkeypatch.context() as patch:
+        Faulty(patch, 0)
+        with pytest.raises(MemoryError):
+            staged.commit(lambda patches: patches.apply_(engine))
+    assert same(engine, chain.weights[0]) and same(receiver.weights, chain.weights[0]) and not receiver.poisoned
+    assert staged.commit(lambda patches: patches.apply_(engine)) == 1
+    assert same(engine, chain.weights[1])
+
+
+def test_bases_on_a_device_come_to_the_host_some_at_a_time(driver: MockDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {f"w{n}": np.arange(n, n + 300_000, dtype=np.float32) for n in range(24)}
+    new = {name: x.copy() for name, x in old.items()}
+    for x in new.values():
+        x[::1000] += 1
+    there = {name: OnDevice(Memory(driver, x)) for name, x in old.items()}
+    data = gcodec.encode(new, "delta", base=old)
+    expected = gcodec.patches(data, base=old)
+    monkeypatch.setitem(gcodec.patches.__globals__, "_BATCH", 4 << 20)
+    gcodec.patches(data, base=there)
+    tracemalloc.start()
+    found = gcodec.patches(data, base=there)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * (4 << 20) < sum(x.nbytes for x in old.values()) / 2, peak
+    for name, patch in expected.items():
+        assert [x.tobytes() for x in found[name].numpy()] == [x.tobytes() for x in patch.numpy()]
+    some = gcodec.patches(data, base=there, names={"w3", "w20"})
+    assert set(some) == {"w3", "w20"}
+    with pytest.raises(gcodec.InputError):
+        gcodec.patches(data, base=there | {"w5": there["w6"]})
+    with pytest.raises(gcodec.InputError):
+        gcodec.patches(data, base={name: x for name, x in there.items() if name != "w7"})
+
+
+def test_the_page_on_weight_sync() -> None:
+    page = (ROOT / "docs/weight-sync.md").read_text()
+    [program] = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "check.views" in block]
+    weights = {"a": torch.ones(6, 5).bfloat16(), "b": torch.zeros(4)}
+    parameters, layout = fused(weights)
+    engine = types.SimpleNamespace(named_parameters=lambda: iter(parameters.items()))
+    new = {name: x + 1 for name, x in weights.items()}
+    exec(compile(program, "docs/weight-sync.md", "exec"), {"engine": engine, "layout": layout, "stream": sync.Sender(weights, 7).delta(new)})
+    assert same(check.views(parameters, layout), new)

@@ -33,6 +33,15 @@ def is_tensor(x: Any) -> bool:
     return "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic)
 
 
+def is_on_host(x: Any) -> bool:
+    """Whether the host can read the memory of a tensor."""
+    if framework_of(x) == "torch":
+        return bool(x.device.type == "cpu")
+    if hasattr(x, "__dlpack_device__"):
+        return x.__dlpack_device__()[0] in _HOST
+    return not hasattr(x, "__cuda_array_interface__")
+
+
 def local(x: Any) -> Any:
     """Returns the part of a DTensor in this process, a JAX array on several devices as one, and anything else
     as it is."""
