@@ -9,19 +9,18 @@ use crate::digests::{Lanes, lanes};
 use crate::errors::{self, Failure};
 use crate::threads;
 
+/// A part of a tensor, the whole tensor's name and shape, and the first indices of the part.
+type Part = (Py<Lent>, String, Vec<u64>, Vec<u64>);
+
 /// Returns the element types of parts of tensors, and their shares in a sum over several tensors, as
-/// `sum_share`. `parts`: a part, the whole tensor's name and shape, and the first indices of the part. All
-/// were borrowed for work in one stream of one device.
+/// `sum_share`. All were borrowed for work in one stream of one device.
 #[pyfunction]
-pub(crate) fn cuda_sum_shares(
-    py: Python<'_>,
-    parts: Vec<(Py<Lent>, String, Vec<u64>, Vec<u64>)>,
-) -> PyResult<Vec<(&'static str, Lanes)>> {
+pub(crate) fn cuda_sum_shares(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<(&'static str, Lanes)>> {
     let found = threads::run(py, || shares(&parts))?;
     found.map_err(|e| errors::raise_failure(py, e, None))
 }
 
-fn shares(parts: &[(Py<Lent>, String, Vec<u64>, Vec<u64>)]) -> Result<Vec<(&'static str, Lanes)>, Failure> {
+fn shares(parts: &[Part]) -> Result<Vec<(&'static str, Lanes)>, Failure> {
     let Some((first, ..)) = parts.first() else { return Ok(Vec::new()) };
     let (ordinal, stream) = (first.get().ordinal(), first.get().stream());
     let device = device(ordinal)?;
