@@ -21,7 +21,7 @@ use gcodec::{Codec, Dtype, Limits, Result, TensorBuf};
 use crate::streams::{blocks, header_for, manifest, needs_delta, sample};
 
 /// The newest version of the format.
-const VERSION: &str = "1.0";
+const VERSION: &str = "1.1";
 
 /// Stream that the deltas of a folder change.
 const BASE: &str = "base";
@@ -217,6 +217,10 @@ fn write() {
     for positions in ["auto", "classed", "tokens", "rice", "bitmap"] {
         let delta = encoded(&new, Some(&tensors), &[&format!("delta:positions={positions}")]);
         streams.insert(format!("delta-{positions}"), delta);
+    }
+    for digest in ["sum", "blake3", "both"] {
+        let delta = encoded(&new, Some(&tensors), &[&format!("delta:digest={digest}")]);
+        streams.insert(format!("delta-{digest}"), delta);
     }
     let mixed = ["delta:positions=classed", "lossless", "delta:positions=rice"];
     streams.insert("delta-in-parts".to_owned(), encoded_in_parts(&new, Some(&tensors), &mixed, 100));

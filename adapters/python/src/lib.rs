@@ -78,7 +78,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("WRAPPERS", gcodec::internal::WRAPPERS)?;
-        // As Python writes it: 1.0.0rc1, not 1.0.0-rc.1.
+        // As Python writes it: 1.0.0rc2, not 1.0.0-rc.2.
         module.add("__version__", env!("CARGO_PKG_VERSION").replace("-rc.", "rc"))
     }
 }
