@@ -64,7 +64,12 @@ impl LevelList {
 
     /// The levels.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = i32> + '_ {
-        (0..self.len()).map(|i| match &self.0 {
+        self.iter_from(0)
+    }
+
+    /// Levels from a number on. `iter().skip(start)` would make all levels before it.
+    fn iter_from(&self, start: usize) -> impl ExactSizeIterator<Item = i32> + '_ {
+        (start..self.len()).map(|i| match &self.0 {
             Numbers::Codes(codes) => level_of(codes[i]),
             Numbers::Wide(levels) => levels[i],
         })
@@ -228,7 +233,7 @@ impl Kind for Levels {
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
         self.groups.for_each(out.len(), tensor_counts, |g, range| {
             let norm = f64::from(self.norms.get(g));
-            for (value, level) in out[range.clone()].iter_mut().zip(self.levels.iter().skip(range.start)) {
+            for (value, level) in out[range.clone()].iter_mut().zip(self.levels.iter_from(range.start)) {
                 *value = self.number(norm, level);
             }
         });
