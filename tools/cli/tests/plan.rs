@@ -89,8 +89,9 @@ fn exchanges_groups_and_rare_exchanges_are_chosen() {
     };
     assert!((every(1) / every(10) - 10.0).abs() < 1e-9);
     let grouped = planned(&dir, &format!("{line} --group 8 --group-link 100Gbit --exchange ring"));
-    // Twice 7 latencies between the groups, none inside.
-    assert!((number(&choice(&grouped, "none")["latency"]) - 0.07).abs() < 1e-9);
+    // Twice 7 latencies of 5 ms between the groups, of which parts of 0.8 ms hide a little; none inside.
+    let latency = number(&choice(&grouped, "none")["latency"]);
+    assert!((0.062..0.07).contains(&latency), "{latency}");
 }
 
 #[test]

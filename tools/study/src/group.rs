@@ -17,6 +17,7 @@ use crate::learned::Learned;
 use crate::model::{Parameter, Tensors};
 use crate::optim::Optimiser;
 use crate::senders::{Sender, Turn, inputs};
+use crate::trouble::{self, Fate, Trouble};
 
 /// Traffic and time.
 #[derive(Debug, Clone, Default)]
@@ -126,6 +127,11 @@ pub(crate) struct Gather {
     receivers: Vec<Vec<Decoder>>,
     /// Set if a server sums sparse blocks and sends one stream back to all.
     server: Option<(Encoder, Decoder)>,
+    trouble: Option<Trouble>,
+    /// Streams of the last round that arrive in the next one, with their senders.
+    late: Vec<(usize, Vec<u8>)>,
+    /// What each worker adds to its next update, because it was lost.
+    owed: Vec<Option<Tensors>>,
     round: u64,
     traffic: Traffic,
 }
@@ -136,6 +142,7 @@ impl Gather {
         senders: Vec<Box<dyn Sender>>,
         receivers: usize,
         server: bool,
+        trouble: Option<Trouble>,
     ) -> Self {
         let workers = senders.len();
         let decoders = || senders.iter().map(|_| Decoder::new(Limits::default())).collect();
@@ -144,6 +151,9 @@ impl Gather {
             encoders: senders.iter().map(|_| encoder()).collect(),
             receivers: (0..receivers).map(|_| decoders()).collect(),
             server: server.then(|| (encoder(), Decoder::new(Limits::default()))),
+            trouble,
+            late: Vec::new(),
+            owed: vec![None; workers],
             senders,
             round: 0,
             traffic: Traffic::of(workers),
@@ -170,46 +180,93 @@ impl Gather {
     }
 }
 
+impl Gather {
+    /// Returns the update that receivers decode from these blocks.
+    fn decoded(&self, blocks: &[CodedBlock], header: &UpdateHeader) -> Result<Tensors> {
+        let (mut out, mut sum) = (Vec::new(), Sum::new(&self.manifest, SumOptions::default()));
+        encoder().update(&mut out, header, &self.manifest, blocks)?;
+        receive(&mut Decoder::new(Limits::default()), &out, usize::MAX, |body| match body {
+            Body::Update(part) => Ok(sum.add(&part, 1.0)?),
+            _ => Ok(()),
+        })?;
+        Ok(numbers(&sum.finish(false)?.tensors()?))
+    }
+
+    /// Returns the mean over all workers of the streams that receiver `r` gets: late ones of the last round,
+    /// and those of this one.
+    fn mean(&mut self, r: usize, late: &[(usize, Vec<u8>)], streams: &[(usize, Vec<u8>)]) -> Result<Tensors> {
+        if self.trouble.is_none() {
+            return self.sum(r, streams, true);
+        }
+        let mut total = self.sum(r, late, false)?;
+        trouble::add(&mut total, &self.sum(r, streams, false)?);
+        let share = 1.0 / self.senders.len() as f32;
+        total.iter_mut().flatten().for_each(|x| *x *= share);
+        Ok(total)
+    }
+
+    /// Returns the sum or mean of the streams of a round, as receiver `r` decodes them.
+    fn sum(&mut self, r: usize, streams: &[(usize, Vec<u8>)], mean: bool) -> Result<Tensors> {
+        let mut sum = Sum::new(&self.manifest, SumOptions::default());
+        // Streams arrive in any order.
+        let order = (0..streams.len()).map(|i| if r.is_multiple_of(2) { i } else { streams.len() - 1 - i });
+        for (sender, stream) in order.map(|i| &streams[i]) {
+            receive(&mut self.receivers[r][*sender], stream, piece(r), |body| {
+                match body {
+                    Body::Update(part) => sum.add(&part, 1.0)?,
+                    Body::Manifest(_) => {}
+                    other => return Err(format!("an unexpected frame: {other:?}").into()),
+                }
+                Ok(())
+            })?;
+        }
+        if streams.is_empty() {
+            return Ok(self.manifest.tensors().iter().map(|t| vec![0.0; t.elements() as usize]).collect());
+        }
+        Ok(numbers(&sum.finish(mean)?.tensors()?))
+    }
+}
+
 impl Group for Gather {
     fn round(&mut self, updates: Vec<Tensors>, locals: &mut [Optimiser]) -> Result<Vec<Tensors>> {
         let begin = clock::now();
-        let (mut streams, mut sent) = (Vec::new(), Vec::new());
+        let (mut streams, mut late, mut sent) = (Vec::new(), Vec::new(), Vec::new());
         let workers = self.senders.len() as u64;
-        for (w, update) in updates.iter().enumerate() {
+        for (w, mut update) in updates.into_iter().enumerate() {
+            let fate = self.trouble.map_or(Fate::OnTime, |trouble| trouble.fate(self.round, w));
+            if fate == Fate::Gone {
+                continue;
+            }
+            if let Some(owed) = self.owed[w].take() {
+                trouble::add(&mut update, &owed);
+            }
             let turn = Turn { round: self.round, worker: w as u64, workers };
-            let update = named(&self.manifest, update)?;
+            let update = named(&self.manifest, &update)?;
             let sender = &mut self.senders[w];
             let blocks = sender.send(turn, &update, &mut locals[w])?;
             let mut out = Vec::new();
             let header = self.header().with_sender(w as u64);
             self.encoders[w].update(&mut out, &header, &self.manifest, &blocks)?;
             self.traffic.sent[w] += out.len() as u64;
-            streams.push(out);
+            match fate {
+                Fate::Late => late.push((w, out)),
+                Fate::Lost if self.trouble.is_some_and(|trouble| trouble.taken_back) => {
+                    self.owed[w] = Some(self.decoded(&blocks, &header)?);
+                }
+                Fate::Lost => {}
+                _ => streams.push((w, out)),
+            }
             sent.push(blocks);
         }
         let encoded = clock::now();
-        let mut means = Vec::new();
-        for (r, decoders) in self.receivers.iter_mut().enumerate() {
-            let mut sum = Sum::new(&self.manifest, SumOptions::default());
-            // Streams arrive in any order.
-            let order = (0..streams.len()).map(|i| if r % 2 == 0 { i } else { streams.len() - 1 - i });
-            for s in order {
-                receive(&mut decoders[s], &streams[s], piece(r), |body| {
-                    match body {
-                        Body::Update(part) => sum.add(&part, 1.0)?,
-                        Body::Manifest(_) => {}
-                        other => return Err(format!("an unexpected frame: {other:?}").into()),
-                    }
-                    Ok(())
-                })?;
-            }
-            means.push(numbers(&sum.finish(true)?.tensors()?));
-        }
+        let before = std::mem::replace(&mut self.late, late);
+        let receivers = 0..self.receivers.len();
+        let means = receivers.map(|r| self.mean(r, &before, &streams)).collect::<Result<Vec<_>>>()?;
         self.traffic.decoding += clock::now().saturating_sub(encoded);
         self.traffic.encoding += encoded.saturating_sub(begin);
         match self.server {
             Some(_) => self.merge(&sent)?,
-            None => self.traffic.received += streams[1..].iter().map(|s| s.len() as u64).sum::<u64>(),
+            None => self.traffic.received += streams.iter().skip(1).map(|(_, s)| s.len() as u64).sum::<u64>(),
         }
         agree(&means, self.round)?;
         self.round += 1;
@@ -221,7 +278,11 @@ impl Group for Gather {
     }
 
     fn finish(&mut self) -> Result<()> {
-        finish_all(&mut self.encoders, &mut self.receivers, &mut self.traffic.sent)
+        // Receivers without all frames of a stream cannot compare its end.
+        match self.trouble {
+            Some(_) => Ok(()),
+            None => finish_all(&mut self.encoders, &mut self.receivers, &mut self.traffic.sent),
+        }
     }
 }
 

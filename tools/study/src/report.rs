@@ -388,6 +388,75 @@ fn wrapped(text: &str, mark: &str) -> String {
     out
 }
 
+/// Returns the tables of many workers and of workers in trouble.
+pub(crate) fn scale(studies: &[Study], traffic: &[Crowd]) -> String {
+    let mut out = String::new();
+    let write = |out: &mut String| -> std::fmt::Result {
+        studies.iter().try_for_each(|study| scale_table(out, study))?;
+        union(out, traffic)
+    };
+    write(&mut out).expect("a string takes everything");
+    out
+}
+
+fn scale_table(out: &mut String, study: &Study) -> std::fmt::Result {
+    let s = study.setting;
+    writeln!(out, "### {}\n", study.title)?;
+    let about = format!(
+        "{} parameters; {} workers with {} examples each per step, {} steps, maximum learning rate {}, {} seed{}.",
+        thousands(study.parameters() as f64),
+        s.workers,
+        study.task.batch_len(),
+        s.steps,
+        s.rate,
+        study.seeds,
+        if study.seeds == 1 { "" } else { "s" }
+    );
+    writeln!(out, "{}\n", wrapped(&about, ""))?;
+    writeln!(
+        out,
+        "| scheme | train loss | validation accuracy, % | test accuracy, % | sent in a step | received in a step |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|")?;
+    for row in &study.rows {
+        let mean = |of: &dyn Fn(&Outcome) -> f64| Spread::of(row.outcomes.iter().map(of)).mean;
+        let steps = s.steps as f64;
+        if let Some(step) = row.outcomes.iter().find_map(|o| o.diverged) {
+            writeln!(out, "| {} | diverged at step {step} | | | | |", row.run.name)?;
+            continue;
+        }
+        writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {} |",
+            row.run.name,
+            Spread::of(row.outcomes.iter().map(Outcome::final_loss)).show(4),
+            study.validation(row).show(2),
+            study.test(row).show(2),
+            thousands(mean(&|o| o.traffic.sent_each()) / steps),
+            thousands(mean(&|o| o.traffic.received as f64) / steps)
+        )?;
+    }
+    writeln!(out)
+}
+
+fn union(out: &mut String, traffic: &[Crowd]) -> std::fmt::Result {
+    if traffic.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "### Sums\n")?;
+    let about = format!(
+        "Bytes of a worker in each of the first {TRAFFIC_STEPS} steps, with a server that adds the updates."
+    );
+    writeln!(out, "{}\n", wrapped(&about, ""))?;
+    writeln!(out, "| scheme | workers | sent | received | received, of one update |")?;
+    writeln!(out, "|---|---|---|---|---|")?;
+    for c in traffic {
+        let (sent, received) = (thousands(c.sent), thousands(c.received));
+        writeln!(out, "| {} | {} | {sent} | {received} | {:.2}x |", c.name, c.workers, c.received / c.sent)?;
+    }
+    writeln!(out)
+}
+
 /// Returns the tables of runs that are compared with the learned codec.
 pub(crate) fn learned(studies: &[Study]) -> String {
     let mut out = String::new();

@@ -18,6 +18,7 @@ use crate::senders::{ByCodec, ByDeMo, ByDgc, BySbc, Sender};
 use crate::shared::SharedSets;
 use crate::table::Condition;
 use crate::train::Setting;
+use crate::trouble::Trouble;
 
 /// The compression scheme of a run.
 #[derive(Debug, Clone)]
@@ -70,6 +71,8 @@ pub(crate) struct Run {
     pub(crate) server: bool,
     /// Whether the first steps are sent as `raw`, like the learned codec's first phase.
     pub(crate) dense: bool,
+    /// Late and lost updates.
+    pub(crate) trouble: Option<Trouble>,
 }
 
 impl Run {
@@ -146,7 +149,7 @@ impl Run {
             return Ok(Box::new(OneBit::new(manifest, setting.workers, setting.receivers, settings)?));
         }
         let senders = (0..setting.workers).map(sender).collect::<Result<_>>()?;
-        Ok(Box::new(Gather::new(manifest, senders, setting.receivers, self.server)))
+        Ok(Box::new(Gather::new(manifest, senders, setting.receivers, self.server, self.trouble)))
     }
 
     /// Returns a run with a codec on gradients, whose mean `outer` applies.
@@ -163,6 +166,7 @@ impl Run {
             claim,
             server: false,
             dense: false,
+            trouble: None,
         }
     }
 
@@ -379,6 +383,35 @@ pub(crate) fn traffic() -> Vec<Run> {
         Run::scalecom(0.01, 1.0, MOMENTUM, ""),
         Run { server: true, name: "topk:density=0.01,scope=global, merged".into(), ..topk },
     ]
+}
+
+/// Returns the runs of many workers.
+pub(crate) fn crowded() -> Vec<Run> {
+    let codec = |spec, feedback| Run::codec(spec, feedback, MOMENTUM, "");
+    let mut runs = vec![codec("raw", false), codec("natural", false)];
+    for density in [0.1, 0.01, 0.001] {
+        runs.push(Run::codec(&format!("topk:density={density},values=pow2"), true, MOMENTUM, ""));
+        runs.push(Run::codec(&format!("sidco:density={density},values=pow2"), true, MOMENTUM, ""));
+        runs.push(Run::scalecom(density, 1.0, MOMENTUM, ""));
+    }
+    runs.push(Run::scalecom(0.01, 0.1, MOMENTUM, ""));
+    runs.push(Run::shared_set(0.01, POWERS, 0.0, MOMENTUM));
+    runs.push(Run::sbc(0.001, Positions::Auto, 1, MOMENTUM, ""));
+    runs.push(Run::sbc(0.01, Positions::Auto, 10, MOMENTUM, ""));
+    runs
+}
+
+/// Returns the runs with late and lost updates, each beside the same run without.
+pub(crate) fn troubled() -> Vec<Run> {
+    let codecs =
+        [("raw", false), ("natural", false), ("topk:density=0.01", true), ("topk:density=0.001", true)];
+    let plain = codecs.map(|(spec, feedback)| Run::codec(spec, feedback, MOMENTUM, ""));
+    let with = |run: &Run, taken_back: bool| Run {
+        name: format!("{}, {}", run.name, if taken_back { "lost ones taken back" } else { "late and lost" }),
+        trouble: Some(Trouble { taken_back }),
+        ..run.clone()
+    };
+    plain.iter().flat_map(|run| [run.clone(), with(run, false), with(run, true)]).collect()
 }
 
 const POWERS: (&str, Kept) = ("powers of two", Kept::Pow2);

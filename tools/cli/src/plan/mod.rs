@@ -98,6 +98,9 @@ pub(crate) struct Args {
     html: Option<PathBuf>,
 }
 
+/// All-gathers of a few bytes in each exchange of updates, as in the hook of PyTorch: whether all workers
+/// have decoded them. The sizes travel with the updates.
+const CONTROL: u64 = 1;
 /// Codecs measured by default.
 const CODECS: [&str; 12] = [
     "raw",
@@ -226,7 +229,7 @@ fn fleet(args: &Args) -> Fleet {
     let inside = |bits_per_second| Link { bits_per_second, latency: 0.0 };
     let groups = args.group.zip(args.group_link).map(|(size, rate)| Groups { size, link: inside(rate) });
     let (workers, compute, every, overlap) = (args.workers, args.compute, args.every, args.overlap);
-    Fleet { workers, link, groups, compute, every, overlap }
+    Fleet { workers, link, groups, compute, every, overlap, control: CONTROL }
 }
 
 /// Returns the fastest exchange of a codec, or of plain gradients.

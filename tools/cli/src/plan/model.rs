@@ -50,6 +50,9 @@ pub(crate) struct Fleet {
     pub(crate) every: u64,
     /// Whether buckets are exchanged while the backward pass still runs, on processors of their own.
     pub(crate) overlap: bool,
+    /// All-gathers of a few bytes in each exchange of updates: sizes, and whether all workers have decoded
+    /// them.
+    pub(crate) control: u64,
 }
 
 /// How workers exchange updates.
@@ -258,19 +261,20 @@ pub(crate) fn step(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Option<S
 /// Returns the costs of an exchange between all workers, on one level or two.
 fn whole(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Cost {
     let Some(groups) = fleet.groups.filter(|groups| groups.size > 1) else {
-        return between(fleet.workers as f64, &fleet.link, exchange, parts);
+        return between(fleet.workers as f64, &fleet.link, exchange, parts, fleet.control);
     };
     let members = groups.size.min(fleet.workers) as f64;
     // The plain gradients of a group are reduced inside; one of its workers exchanges them with other groups,
     // and sends the result to all inside.
-    let inside = between(members, &groups.link, Exchange::Ring, parts);
+    let inside = ring(members, &groups.link, parts.plain);
     let back = Cost {
         bandwidth: groups.link.seconds(parts.plain),
         latency: members.log2().ceil() * groups.link.latency,
         received: parts.plain,
         ..Cost::default()
     };
-    let outside = between((fleet.workers as f64 / members).ceil(), &fleet.link, exchange, parts);
+    let outside =
+        between((fleet.workers as f64 / members).ceil(), &fleet.link, exchange, parts, fleet.control);
     [inside, outside, back].iter().fold(Cost::default(), |sum, cost| Cost {
         coding: sum.coding + cost.coding,
         bandwidth: sum.bandwidth + cost.bandwidth,
@@ -281,7 +285,7 @@ fn whole(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Cost {
 }
 
 /// Returns the costs of an exchange between `n` workers with the same links.
-fn between(n: f64, link: &Link, exchange: Exchange, parts: &Parts) -> Cost {
+fn between(n: f64, link: &Link, exchange: Exchange, parts: &Parts, controls: u64) -> Cost {
     if n < 2.0 {
         return Cost::default();
     }
@@ -298,11 +302,11 @@ fn between(n: f64, link: &Link, exchange: Exchange, parts: &Parts) -> Cost {
         Exchange::Gather => Cost {
             coding: parts.encode + n * parts.add + parts.sum,
             bandwidth: link.seconds((n - 1.0) * parts.update),
-            latency: (n - 1.0) * link.latency,
+            latency: (n - 1.0) * link.latency + control(n, link, controls),
             sent: (n - 1.0) * parts.update,
             received: (n - 1.0) * parts.update,
         },
-        Exchange::SharedSet => shared_set(n, link, parts),
+        Exchange::SharedSet => shared_set(n, link, parts, controls),
         Exchange::Aggregator => aggregator(n, link, parts),
         Exchange::Shards => {
             // Each worker sends a share of its update to each other one, and a share of the sum back.
@@ -319,25 +323,34 @@ fn between(n: f64, link: &Link, exchange: Exchange, parts: &Parts) -> Cost {
     }
 }
 
+/// Returns the costs of an all-reduce: `2 (n - 1)` hops of one part of `n`, each in two segments. While one
+/// travels, the other one is sent, which hides latency behind half of a part in all hops but the last.
 fn ring(n: f64, link: &Link, bytes: f64) -> Cost {
-    let moved = 2.0 * (n - 1.0) / n * bytes;
+    let hops = 2.0 * (n - 1.0);
+    let part = link.seconds(bytes / n);
+    let hidden = (hops - 1.0).max(0.0) * link.latency.min(part / 2.0);
     Cost {
         coding: 0.0,
-        bandwidth: link.seconds(moved),
-        latency: 2.0 * (n - 1.0) * link.latency,
-        sent: moved,
-        received: moved,
+        bandwidth: hops * part,
+        latency: hops * link.latency - hidden,
+        sent: hops * bytes / n,
+        received: hops * bytes / n,
     }
 }
 
-fn shared_set(n: f64, link: &Link, parts: &Parts) -> Cost {
+/// Returns the latency of small all-gathers around the ring.
+fn control(n: f64, link: &Link, count: u64) -> f64 {
+    count as f64 * (n - 1.0) * link.latency
+}
+
+fn shared_set(n: f64, link: &Link, parts: &Parts, controls: u64) -> Cost {
     let Some(set) = &parts.set else { return Cost::default() };
     let values = ring(n, link, set.values);
     Cost {
         // The leader chooses, while the others wait for its positions.
         coding: parts.encode + parts.add + parts.sum,
         bandwidth: values.bandwidth + link.seconds(set.positions),
-        latency: values.latency + n.log2().ceil() * link.latency,
+        latency: values.latency + n.log2().ceil() * link.latency + control(n, link, controls),
         sent: values.sent + set.positions / n,
         received: values.received + set.positions,
     }
@@ -363,6 +376,40 @@ fn aggregator(n: f64, link: &Link, parts: &Parts) -> Cost {
     }
 }
 
+/// A codec that needs at most this much more time than the fastest is as good.
+const NEARLY: f64 = 1.1;
+/// Compression that saves less than this share of a step is not worth its error.
+const WORTH: f64 = 0.05;
+
+/// A codec, or plain gradients, with the time of its step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Candidate {
+    /// Seconds of a step.
+    pub(crate) seconds: f64,
+    /// Error of an update.
+    pub(crate) relative_l2: f64,
+    /// Whether it is plain gradients, also as updates.
+    pub(crate) is_plain: bool,
+}
+
+/// Returns the number of the recommended candidate: plain gradients, if compression saves little, and
+/// otherwise the smallest error of those that are nearly as fast as the fastest.
+pub(crate) fn recommend(candidates: &[Candidate]) -> Option<usize> {
+    let fastest = candidates.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
+    let plain = candidates.iter().enumerate().filter(|(_, one)| one.is_plain);
+    let plain = plain.min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds));
+    if let Some((number, _)) = plain.filter(|(_, plain)| fastest >= plain.seconds * (1.0 - WORTH)) {
+        return Some(number);
+    }
+    let near = candidates.iter().enumerate().filter(|(_, one)| one.seconds <= NEARLY * fastest);
+    let order = |one: &Candidate| (one.relative_l2, one.seconds);
+    let best = near.min_by(|(_, a), (_, b)| {
+        let (a, b) = (order(a), order(b));
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+    });
+    best.map(|(number, _)| number)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -382,7 +429,7 @@ mod tests {
 
     fn fleet(workers: u64) -> Fleet {
         let link = Link { bits_per_second: 1e9 / PAYLOAD, latency: 0.01 };
-        Fleet { workers, link, groups: None, compute: 0.5, every: 1, overlap: false }
+        Fleet { workers, link, groups: None, compute: 0.5, every: 1, overlap: false, control: 0 }
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -393,9 +440,13 @@ mod tests {
     fn a_ring_moves_each_byte_almost_twice() {
         let ring = step(&fleet(4), Exchange::Ring, &parts()).unwrap();
         assert!(close(ring.sent, 1.5e8) && close(ring.received, 1.5e8));
-        assert!(close(ring.bandwidth, 1.2) && close(ring.latency, 0.06));
-        assert!(close(ring.seconds, 0.5 + 1.2 + 0.06));
+        // Parts of 0.2 s hide all latencies but the last.
+        assert!(close(ring.bandwidth, 1.2) && close(ring.latency, 0.01));
+        assert!(close(ring.seconds, 0.5 + 1.2 + 0.01));
         assert_eq!(ring.bottleneck, Bottleneck::Bandwidth);
+        // Parts of 2 ms hide 1 ms of each.
+        let small = Parts { plain: 1e6, ..parts() };
+        assert!(close(step(&fleet(4), Exchange::Ring, &small).unwrap().latency, 6.0 * 0.01 - 5.0 * 0.001));
         // Of two workers, each sends the half that the other adds, and the sum of its own half.
         assert!(close(step(&fleet(2), Exchange::Ring, &parts()).unwrap().sent, 1e8));
     }
@@ -405,6 +456,9 @@ mod tests {
         let of = |exchange| step(&fleet(4), exchange, &parts()).unwrap();
         let gather = of(Exchange::Gather);
         assert!(close(gather.received, 3e6) && close(gather.coding, 0.02 + 4.0 * 0.001 + 0.003));
+        assert!(close(gather.latency, 0.03));
+        let controlled = Fleet { control: 2, ..fleet(4) };
+        assert!(close(step(&controlled, Exchange::Gather, &parts()).unwrap().latency, 0.09));
         let aggregator = of(Exchange::Aggregator);
         assert!(close(aggregator.sent, 1e6) && close(aggregator.received, 3e6));
         assert!(close(aggregator.bandwidth, 8.0 * (4e6 + 12e6) / 1e9));
@@ -437,7 +491,7 @@ mod tests {
         let inside = Link { bits_per_second: 1e11, latency: 0.0 };
         let grouped = Fleet { groups: Some(Groups { size: 8, link: inside }), ..fleet(64) };
         let plain = |fleet: &Fleet| step(fleet, Exchange::Ring, &parts()).unwrap();
-        assert!(plain(&grouped).latency < 0.12 * plain(&fleet(64)).latency);
+        assert!(plain(&grouped).latency < 0.2 * plain(&fleet(64)).latency);
         // One group alone has no use for the slow link.
         let one = Fleet { groups: Some(Groups { size: 64, link: inside }), ..fleet(64) };
         assert!(plain(&one).bandwidth < 0.03);

@@ -8,6 +8,8 @@ use std::fmt::Write;
 const STYLE: &str = include_str!("../inspect/html/page.css");
 /// Width of the bars, in pixels.
 const WIDTH: f64 = 720.0;
+/// Where they begin: behind the names.
+const LEFT: f64 = 340.0;
 
 /// Formats the page.
 pub(super) fn render(report: &Report) -> String {
@@ -61,7 +63,7 @@ fn bars(page: &mut String, report: &Report) -> std::fmt::Result {
     let height = 22 * choices.len();
     writeln!(
         page,
-        "<svg class=\"bars\" viewBox=\"0 0 1160 {height}\" role=\"img\" aria-label=\"Time of a step\">"
+        "<svg class=\"bars\" viewBox=\"0 0 1240 {height}\" role=\"img\" aria-label=\"Time of a step\">"
     )?;
     for (i, choice) in choices.iter().enumerate() {
         let (step, y) = (&choice.step, 22 * i);
@@ -80,7 +82,7 @@ fn bars(page: &mut String, report: &Report) -> std::fmt::Result {
             writeln!(
                 page,
                 "<rect class=\"{class}\" x=\"{:.1}\" y=\"{}\" width=\"{width:.1}\" height=\"16\"/>",
-                260.0 + x,
+                LEFT + x,
                 y + 2
             )?;
             x += width;
@@ -89,7 +91,7 @@ fn bars(page: &mut String, report: &Report) -> std::fmt::Result {
         writeln!(
             page,
             "<text x=\"{:.1}\" y=\"{}\">{}{cut}</text>",
-            266.0 + x,
+            LEFT + 6.0 + x,
             y + 14,
             show_seconds(step.seconds)
         )?;

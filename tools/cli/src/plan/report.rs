@@ -1,15 +1,10 @@
 //! The result of a plan: as a table and as JSON, with a recommendation.
 
 use super::measure::Measured;
-use super::model::{Bottleneck, Exchange, Fleet, Step};
+use super::model::{self, Bottleneck, Candidate, Exchange, Fleet, Step};
 use super::units::{show_rate, show_seconds};
 use crate::output::{Align, Table, counted, human_bytes, printable, real, thousands};
 use serde::Serialize;
-
-/// A codec that needs at most this much more time than the fastest is as good.
-const NEARLY: f64 = 1.1;
-/// Compression that saves less than this share of a step is not worth its error.
-const WORTH: f64 = 0.05;
 
 /// A codec with its fastest exchange.
 #[derive(Debug, Clone, Serialize)]
@@ -27,6 +22,11 @@ impl Choice {
     pub(super) fn name(&self) -> &str {
         self.codec.as_deref().unwrap_or(PLAIN)
     }
+
+    /// Whether it sends all elements as they are.
+    fn is_plain(&self) -> bool {
+        self.codec.as_deref().is_none_or(|codec| codec == "raw")
+    }
 }
 
 const PLAIN: &str = "(not compressed)";
@@ -41,40 +41,40 @@ pub(super) struct Recommended {
     pub(super) why: String,
 }
 
-/// Recommends the smallest error among the choices that are nearly as fast as the fastest; plain gradients,
-/// if they are among them or compression saves little.
+/// Recommends a choice, with the reason.
 pub(super) fn recommend(choices: &[Choice]) -> Option<Recommended> {
+    let candidates: Vec<Candidate> = choices
+        .iter()
+        .map(|choice| Candidate {
+            seconds: choice.step.seconds,
+            relative_l2: choice.relative_l2,
+            is_plain: choice.is_plain(),
+        })
+        .collect();
+    let chosen = &choices[model::recommend(&candidates)?];
     let fastest = choices.iter().min_by(|a, b| a.step.seconds.total_cmp(&b.step.seconds))?;
-    let plain = choices.iter().find(|choice| choice.codec.is_none());
-    if let Some(plain) = plain
-        && fastest.step.seconds >= plain.step.seconds * (1.0 - WORTH)
-    {
-        let saved = 100.0 * (1.0 - fastest.step.seconds / plain.step.seconds);
-        let why = match saved {
-            saved if saved < 0.05 => "Do not compress: no codec makes a step shorter.".to_owned(),
-            saved => format!("Do not compress: the fastest codec saves {saved:.1} % of a step."),
+    let plain = choices.iter().filter(|choice| choice.is_plain());
+    let plain = plain.min_by(|a, b| a.step.seconds.total_cmp(&b.step.seconds));
+    let (name, exchange) = (chosen.name(), chosen.exchange.name());
+    let why = if chosen.is_plain() {
+        let saved = 100.0 * (1.0 - fastest.step.seconds / chosen.step.seconds);
+        let gains = match saved {
+            saved if saved < 0.05 => "no codec makes a step shorter".to_owned(),
+            saved => format!("the fastest codec saves {saved:.1} % of a step"),
         };
-        return Some(Recommended { codec: None, exchange: plain.exchange, why });
-    }
-    let near = choices.iter().filter(|choice| choice.step.seconds <= NEARLY * fastest.step.seconds);
-    let order = |choice: &&Choice| (choice.relative_l2, choice.step.seconds);
-    let chosen = near.min_by(|a, b| {
-        let (a, b) = (order(a), order(b));
-        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
-    })?;
-    let time = show_seconds(chosen.step.seconds);
-    let than = plain.map_or(String::new(), |plain| {
-        format!(", {:.2} times as fast as without compression", plain.step.seconds / chosen.step.seconds)
-    });
-    let least = match chosen.name() == fastest.name() {
-        true => "the fastest".to_owned(),
-        false => format!("of the smallest error within 10 % of the fastest, {}", fastest.name()),
+        format!("Do not compress: {gains}. The exchange of plain gradients: {exchange}.")
+    } else {
+        let than = plain.map_or(String::new(), |plain| {
+            let times = plain.step.seconds / chosen.step.seconds;
+            format!(", {times:.2} times as fast as without compression")
+        });
+        let least = match chosen.codec == fastest.codec {
+            true => "the fastest".to_owned(),
+            false => format!("of the smallest error within 10 % of the fastest, {}", fastest.name()),
+        };
+        let time = show_seconds(chosen.step.seconds);
+        format!("Use {name} with the exchange {exchange}: {time} for a step{than}; {least}.")
     };
-    let why = format!(
-        "Use {} with the exchange {}: {time} for a step{than}; {least}.",
-        chosen.name(),
-        chosen.exchange.name()
-    );
     Some(Recommended { codec: chosen.codec.clone(), exchange: chosen.exchange, why })
 }
 

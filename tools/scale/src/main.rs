@@ -1,0 +1,78 @@
+//! Training steps at scale: the model of `gcodec plan` against real exchanges (`check`), and from 2 to 10,000
+//! workers (`sweep`). Both write their part of `docs/scale.md`.
+
+mod check;
+#[path = "../../cli/src/plan/model.rs"]
+#[allow(dead_code, reason = "the command uses more of it")]
+mod model;
+mod page;
+mod plot;
+mod real;
+mod sweep;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+
+/// Any error, printed for the user.
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[derive(Debug, Parser)]
+#[command(
+    about = "Training steps at scale: the model of gcodec plan against real exchanges, and beyond them"
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compares the model with the steps that tools/scale/real/run.py measured; fails if fewer than 90 % are
+    /// within 15 %
+    Check {
+        /// Folder with real.csv and parts.csv
+        #[arg(long, default_value_os_t = folder())]
+        results: PathBuf,
+        /// Number of cores of the machine that measured them
+        #[arg(long, default_value_t = 2)]
+        cores: u32,
+        /// Writes the table of docs/scale.md
+        #[arg(long)]
+        write: bool,
+    },
+    /// Computes steps of 2 to 10,000 workers, 10 Mbit/s to 400 Gbit/s and 1 M to 70 G parameters
+    Sweep {
+        /// Sizes, sums and errors: the output of `gcodec plan --json` on gradients of several workers
+        #[arg(long, default_value_os_t = folder().join("sizes.json"))]
+        sizes: PathBuf,
+        /// Times of coding: the same on a large gradient
+        #[arg(long, default_value_os_t = folder().join("speeds.json"))]
+        speeds: PathBuf,
+        /// Writes the tables of docs/scale.md and its pictures
+        #[arg(long)]
+        write: bool,
+    },
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn folder() -> PathBuf {
+    root().join("docs/scale")
+}
+
+fn main() -> std::process::ExitCode {
+    let done = match Args::parse().command {
+        Command::Check { results, cores, write } => check::run(&results, cores, write),
+        Command::Sweep { sizes, speeds, write } => sweep::run(&sizes, &speeds, write),
+    };
+    match done {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("gcodec-scale: {e}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
