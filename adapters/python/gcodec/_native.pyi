@@ -37,6 +37,7 @@ __all__ = [
     "inspect",
     "is_lossy",
     "lend",
+    "lend_at",
     "library_encode",
     "num_threads",
     "patch_groups",
@@ -357,6 +358,9 @@ def set_num_threads(threads: int) -> None:
     """Sets the number of threads; 0 is the default. The bytes are the same for any number."""
 
 def lend(object: Any, number: int, device: int, dtype: str | None) -> Lent: ...
+def lend_at(
+    object: Any, data: tuple[int, str], shape: tuple[int, ...], strides: tuple[int, ...], where: tuple[int, int]
+) -> Lent: ...
 def cuda_apply(
     data: memoryview | bytes, limits: _Limits, tensors: list[tuple[str, Lent]], add: bool, wait: bool
 ) -> dict[str, Any]: ...

@@ -40,7 +40,7 @@ mod _native {
     use crate::command::command;
     #[pymodule_export]
     use crate::cuda::{
-        Lent, cuda_apply, cuda_sum_shares, device_of, lend, load_driver, open, release, takes,
+        Lent, cuda_apply, cuda_sum_shares, device_of, lend, lend_at, load_driver, open, release, takes,
     };
     #[pymodule_export]
     use crate::decode::{Decoder, decode, shards};

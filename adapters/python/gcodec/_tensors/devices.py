@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -45,8 +46,8 @@ def is_torch(x: Any) -> bool:
 def cuda_device(x: Any) -> int | None:
     """Returns the number of a tensor's CUDA device; -1 for an unknown one (no elements); None for the
     host."""
-    if is_torch(x) and not x.is_cuda:
-        return None
+    if is_torch(x):
+        return int(x.device.index) if x.is_cuda else None
     if hasattr(x, "__dlpack_device__"):
         kind, number = x.__dlpack_device__()
         return int(number) if kind == _CUDA else None
@@ -94,6 +95,7 @@ def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, 
     """
     theirs = {name for name, x in tensors.items() if is_torch(x)}
     current: Any = contextlib.nullcontext()
+    by_address = bool(theirs) and stream is None
     if theirs:
         # PyTorch exports only tensors on its current device.
         cuda = sys.modules["torch"].cuda
@@ -108,15 +110,32 @@ def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, 
                 # As on the host: without history and lazy negation.
                 x = x.detach()
                 x = x.resolve_neg() if x.is_neg() else x
+                if by_address and (own := _element_type(x)) is not None:
+                    out[name] = _native.lend_at(x, (x.data_ptr(), own), x.shape, x.stride(), (device, stream or 0))
+                    continue
                 if x.element_size() == 1 and x.is_floating_point():
                     # DLPack of older versions has no code for them.
-                    dtype = next(ours for ours, theirs in CODES.items() if theirs == code_of_torch(x.dtype))
+                    dtype = _name_of(x.dtype)
                     x = x.view(sys.modules["torch"].uint8)
             elif not hasattr(x, "__dlpack_device__"):
                 # Only the CUDA Array Interface lacks names for some types.
                 dtype = ML_DTYPES.get(getattr(getattr(x, "dtype", None), "name", ""))
             out[name] = _native.lend(x, stream or 0, device, dtype)
     return out
+
+
+def _element_type(x: Any) -> str | None:
+    """Returns the element type of a strided tensor of PyTorch; None for others, and for types that only
+    DLPack can name."""
+    torch = sys.modules["torch"]
+    return _name_of(x.dtype) if type(x) is torch.Tensor and x.layout is torch.strided else None
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str | None:
+    code = code_of_torch(dtype)
+    # Two elements in each byte have another shape here.
+    return next((ours for ours, theirs in CODES.items() if theirs == code and code != "F4"), None)
 
 
 def place(tensors: dict[str, Any], specs: list[str], on: Work | None = None) -> list[tuple[str, Any, str | None]]:

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 pub(crate) use apply::cuda_apply;
 pub(crate) use changes::{Changed, changes};
 pub(crate) use compress::{Compressors, Given, compress, compress_in, ordinals, undo, with_residuals};
-pub(crate) use lent::{Lent, lend};
+pub(crate) use lent::{Lent, lend, lend_at};
 pub(crate) use sums::cuda_sum_shares;
 
 use crate::encode::parse;
