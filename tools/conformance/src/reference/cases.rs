@@ -191,6 +191,7 @@ pub(super) fn demo_cases(place: &Path) -> Result<Vec<Case>> {
             "sign:group=64",
             "demo:chunk=8,kept=3",
             "powersgd",
+            "lossless:effort=default",
             "lossless:effort=fast",
         ]
         .map(|spec| one("types", spec, "types.safetensors", "--zero-non-finite")),
