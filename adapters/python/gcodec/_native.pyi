@@ -359,7 +359,7 @@ def set_num_threads(threads: int) -> None:
 
 def lend(object: Any, number: int, device: int, dtype: str | None) -> Lent: ...
 def lend_at(
-    object: Any, data: tuple[int, str], shape: tuple[int, ...], strides: tuple[int, ...], where: tuple[int, int]
+    object: Any, data: tuple[int, str], shape: tuple[int, ...], strides: tuple[int, ...], place: tuple[int, int]
 ) -> Lent: ...
 def cuda_apply(
     data: memoryview | bytes, limits: _Limits, tensors: list[tuple[str, Lent]], add: bool, wait: bool

@@ -19,7 +19,7 @@ from gcodec import _native
 from gcodec._native import Tensor
 from gcodec._tensors.dlpack import ML_DTYPES, convert, framework_of, given, is_on_host
 from gcodec._tensors.prefixes import counterparts, hint
-from gcodec._tensors.refusals import refusal
+from gcodec._tensors.refusals import check_taken, refusal
 from gcodec._tensors.trees import named_tensors
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
@@ -339,6 +339,8 @@ def patches(data: Any, *, base: Any = None, names: set[str] | None = None, limit
     if all(is_on_host(x) for x in bases.values()):
         header, found = _native.patches(view, limits, names, given(bases))
     else:
+        for name, x in bases.items():
+            check_taken(name, x)
         header, found = _native.patches(view, limits, set(), [])
         for own in _batches(_native.patch_groups(view, limits)[0]):
             wanted = own if names is None else own & names
