@@ -77,6 +77,12 @@ pub enum TensorError {
     /// There is not one offset, or one stride, for each dimension.
     #[error("a shard has an offset and a stride for each dimension")]
     Offsets,
+    /// The tensor has more than 32 dimensions.
+    #[error("the tensor has {rank} dimensions, and no tensor of a stream more than 32")]
+    Rank {
+        /// The number of its dimensions.
+        rank: usize,
+    },
     /// The address is not a multiple of the element's size.
     #[error("address {address:#x} is not aligned to the element type")]
     Alignment {

@@ -157,6 +157,10 @@ impl<'a> DeviceView<'a> {
         if shape.len() != strides.len() {
             return Err(TensorError::Offsets.into());
         }
+        // Keys of sum digests number the axes in five bits.
+        if shape.len() > 32 {
+            return Err(TensorError::Rank { rank: shape.len() }.into());
+        }
         let len = gcodec::internal::elements(shape).ok_or(TensorError::Shape)?;
         let view =
             Self { address, dtype, shape, strides, len, ordinal: device.ordinal(), borrowed: PhantomData };

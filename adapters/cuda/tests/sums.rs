@@ -195,6 +195,7 @@ fn views_that_are_not_in_memory_are_refused() {
     }
     assert_eq!(refused(0, &[8, 8], &[i64::MAX, 1]), TensorError::Shape);
     assert_eq!(refused(0, &[8, 8], &[1]), TensorError::Offsets);
+    assert_eq!(refused(0, &[1; 33], &[1; 33]), TensorError::Rank { rank: 33 });
     let data = buffer.part(0, &[8, 8], &[8, 1]).unwrap();
     let error =
         SumDigester::new(&device).unwrap().digests(&[SumInput { data, offsets: &[0] }], Stream::DEFAULT);

@@ -233,9 +233,8 @@ def digest(parameters: Any, layout: Layout | None = None) -> Digests:
     """Returns the digests of tensors, computed on their devices.
 
     Tensors on a CUDA device stay there, and one launch digests all of them: 32 bytes of each cross the bus.
-    DTensors count as the
-    shard that this rank holds. Parameters that are the same tensor, such as tied weights, are in `parameters`
-    once, as `named_parameters` gives them.
+    DTensors count as the shard that this rank holds. Parameters that are the same tensor, such as tied
+    weights, are in `parameters` once, as `named_parameters` gives them.
 
     Args:
         parameters: tensors by name: a `state_dict`, `named_parameters()` or a tree, as in `gcodec.encode`.

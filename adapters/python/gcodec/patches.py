@@ -342,10 +342,13 @@ def patches(data: Any, *, base: Any = None, names: set[str] | None = None, limit
         for name, x in bases.items():
             check_taken(name, x)
         header, found = _native.patches(view, limits, set(), [])
+        # Only a delta needs them.
+        bases = bases if header["delta"] else {}
         for own in _batches(_native.patch_groups(view, limits)[0]):
             wanted = own if names is None else own & names
             if wanted:
-                found += _native.patches(view, limits, wanted, given({name: x for name, x in bases.items() if name in own}))[1]
+                here = given({name: x for name, x in bases.items() if name in own})
+                found += _native.patches(view, limits, wanted, here)[1]
     made = (Patch(name, tuple(shape), dtype, indices, values) for name, shape, dtype, indices, values in found)
     return Patches(UpdateHeader(**header), {patch.name: patch for patch in made})
 

@@ -6,8 +6,8 @@
     receiver = gcodec.sync.Receiver(checkpoint)                          # an engine, at version 0
     receiver.stage(receive()).commit(load_into_the_engine)
 
-    receiver = gcodec.sync.Receiver(check.views(model, layout))          # or its own parameters, without a
-    copy receiver.stage(receive()).commit()
+    receiver = gcodec.sync.Receiver(check.views(model, layout))          # or on its own parameters, no copy
+    receiver.stage(receive()).commit()
 
 To keep versions for engines that join late or fall behind, use `gcodec.store`.
 
@@ -150,8 +150,8 @@ class Receiver:
             raise InputError(f"the stream is version {header.step}, and version {self.version} is here", kind="version")
         found, own = self._patches(data)
         if header.delta:
-            sums = _native.patch_groups(memoryview(data).cast("B"), self._limits or Limits())[1]
-            return Staged(self, found, header.step + header.inner_steps, anchor=False, sums=_sums(sums, own))
+            result = _native.patch_groups(memoryview(data).cast("B"), self._limits or Limits())[1]
+            return Staged(self, found, header.step + header.inner_steps, anchor=False, result=_sums(result, own))
         self._check_whole(found)
         return Staged(self, found, header.step, anchor=True)
 
@@ -207,9 +207,9 @@ class Receiver:
 class Staged:
     """A verified version that is not loaded yet."""
 
-    def __init__(self, receiver: Receiver, found: Patches, version: int, anchor: bool, sums: list[_Sum] | None = None) -> None:
+    def __init__(self, receiver: Receiver, found: Patches, version: int, anchor: bool, result: list[_Sum] | None = None) -> None:
         self._receiver, self._from, self._poisoned = receiver, receiver.version, receiver.poisoned
-        self._sums = sums or []
+        self._result, self._loaded = result or [], False
         self.version, self.anchor = version, anchor
         self.patches = Patches(found.header, {name: p for name, p in found.items() if name in receiver._weights})
         """The elements that change; empty if none does."""
@@ -254,14 +254,14 @@ class Staged:
         receiver.version, receiver.poisoned = self.version, False
         return self.version
 
-
     def _compare(self) -> None:
         """InputError if the digests of the tensors that changed are not those of the stream. Not after a
         load, which has changed an engine: then the weights are a copy of the receiver's own."""
-        weights = self._receiver._weights
-        for one in self._sums:
+        weights, changed = self._receiver._weights, set(self.touched)
+        for one in self._result:
             own = one.weights
-            if self._loaded or not (own.keys() & self.patches.keys() and set(own.values()) <= weights.keys()):
+            mine = set(own.values())
+            if self._loaded or not (mine & changed and mine <= weights.keys()):
                 continue
             found = check.digest({name: weights[mine] for name, mine in own.items()}).sum
             if found != one.digest:

@@ -209,6 +209,16 @@ def each(of: Callable[[Any, str], None], *, writable: bool = False) -> None:
         raise SkipError("none of torch, cupy and jax sees a device")
 
 
+def torch_on_a_device() -> Any:
+    needs_a_device()
+    if "GCODEC_MOCK_DRIVER" in os.environ:
+        raise SkipError("torch has no tensors on the mock driver")
+    try:
+        return Torch().torch
+    except ImportError as e:
+        raise SkipError(str(e)) from None
+
+
 STEPS = 3
 
 
@@ -304,13 +314,7 @@ def test_sums_are_the_hosts() -> None:
 
 
 def test_sums_of_torch_views() -> None:
-    needs_a_device()
-    if "GCODEC_MOCK_DRIVER" in os.environ:
-        raise SkipError("torch has no tensors on the mock driver")
-    try:
-        torch = Torch().torch
-    except ImportError as e:
-        raise SkipError(str(e)) from None
+    torch = torch_on_a_device()
     x = torch.randn(300, 40, 96, device="cuda")
     for dtype in ("float32", "bfloat16", "float64", "float8_e4m3fn", "int8", "int64", "bool"):
         own = (x * 50).to(getattr(torch, dtype))
@@ -320,13 +324,7 @@ def test_sums_of_torch_views() -> None:
 
 
 def test_a_receiver_of_weights_on_the_device() -> None:
-    needs_a_device()
-    if "GCODEC_MOCK_DRIVER" in os.environ:
-        raise SkipError("torch has no tensors on the mock driver")
-    try:
-        torch = Torch().torch
-    except ImportError as e:
-        raise SkipError(str(e)) from None
+    torch = torch_on_a_device()
     old = {f"w{n}": torch.randn(3000, 2000, device="cuda").bfloat16() for n in range(6)}
     new = {name: x.clone() for name, x in old.items()}
     for x in new.values():
@@ -367,13 +365,7 @@ def test_deltas_are_the_hosts() -> None:
 
 
 def test_torch_streams_and_views() -> None:
-    needs_a_device()
-    if "GCODEC_MOCK_DRIVER" in os.environ:
-        raise SkipError("torch has no tensors on the mock driver")
-    try:
-        torch = Torch().torch
-    except ImportError as e:
-        raise SkipError(str(e)) from None
+    torch = torch_on_a_device()
     x = torch.randn(1_000_000, device="cuda")
     expected = gcodec.encode((x * 2).cpu(), "topk:density=0.001")
     compressor = gcodec.cuda.Compressor()

@@ -286,9 +286,10 @@ def test_a_write_that_fails_leaves_the_old_version(chain: Chain, monkeypatch: py
         assert staged.commit() == 6 and same(weights, last)
 
 
-def test_a_result_of_another_digest_is_taken_back(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = copy(chain.weights[0])
-    receiver = sync.Receiver(weights)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_result_of_another_digest_is_taken_back(chain: Chain, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    weights = {prefix + name: x for name, x in copy(chain.weights[0]).items()}
+    receiver = sync.Receiver(weights, strip_prefix=prefix or None)
     staged = receiver.stage(chain.deltas[1])
     changed = torch.cat([patch.torch()[0] for patch in staged.patches.values()])
     with monkeypatch.context() as patch:
@@ -298,10 +299,11 @@ def test_a_result_of_another_digest_is_taken_back(chain: Chain, monkeypatch: pyt
     assert raised.value.kind == "checksum_mismatch" and not receiver.poisoned and receiver.version == 0
     # What the patch did not change is not known to it.
     intact = {name: x for name, x in weights.items() if name not in staged.patches}
-    assert same(intact, {name: chain.weights[0][name] for name in intact}) and len(changed)
+    before = {prefix + name: x for name, x in chain.weights[0].items()}
+    assert same(intact, {name: before[name] for name in intact}) and len(changed)
     for name, patch in staged.patches.items():
         at = patch.torch()[0].long()
-        assert torch.equal(weights[name].view(-1)[at], chain.weights[0][name].view(-1)[at])
+        assert torch.equal(weights[name].view(-1)[at], before[name].view(-1)[at])
 
 
 def test_an_anchor_that_fails_poisons(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +346,10 @@ def test_bases_on_a_device_come_to_the_host_some_at_a_time(driver: MockDriver, m
     assert peak < 3 * (4 << 20) < sum(x.nbytes for x in old.values()) / 2, peak
     for name, patch in expected.items():
         assert [x.tobytes() for x in found[name].numpy()] == [x.tobytes() for x in patch.numpy()]
+    for x in there.values():
+        x.asked.clear()
+    anchor = gcodec.encode(new, "lossless")
+    assert gcodec.patches(anchor, base=there).keys() == new.keys() and not any(x.asked for x in there.values()), "only deltas read bases"
     some = gcodec.patches(data, base=there, names={"w3", "w20"})
     assert set(some) == {"w3", "w20"}
     with pytest.raises(gcodec.InputError):

@@ -115,7 +115,7 @@ def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, 
                     continue
                 if x.element_size() == 1 and x.is_floating_point():
                     # DLPack of older versions has no code for them.
-                    dtype = _name_of(x.dtype)
+                    dtype = name_of_torch(x.dtype)
                     x = x.view(sys.modules["torch"].uint8)
             elif not hasattr(x, "__dlpack_device__"):
                 # Only the CUDA Array Interface lacks names for some types.
@@ -128,11 +128,12 @@ def _element_type(x: Any) -> str | None:
     """Returns the element type of a strided tensor of PyTorch; None for others, and for types that only
     DLPack can name."""
     torch = sys.modules["torch"]
-    return _name_of(x.dtype) if type(x) is torch.Tensor and x.layout is torch.strided else None
+    return name_of_torch(x.dtype) if type(x) is torch.Tensor and x.layout is torch.strided else None
 
 
 @functools.cache
-def _name_of(dtype: Any) -> str | None:
+def name_of_torch(dtype: Any) -> str | None:
+    """Returns the element type of whole bytes that a type of PyTorch is; None if there is none."""
     code = code_of_torch(dtype)
     # Two elements in each byte have another shape here.
     return next((ours for ours, theirs in CODES.items() if theirs == code and code != "F4"), None)
@@ -174,12 +175,9 @@ def _lend_all(spec: str, tensors: dict[str, Any], where: dict[str, int], on: Wor
     if len(devices) > 1:
         return to_host("tensors that share its blocks are on several devices")
     device = next((d for d in devices if d is not None), on.device if on is not None else 0)
-    try:
+    if on is not None:
         _native.cuda_open(device)
-    except DeviceError as e:
-        if e.kind not in ("old-driver", "old-device") or on is not None:
-            raise
-        _log_once(_log.warning, f"CUDA tensors are copied to the host and compressed there: {e}")
+    elif not can_open(device):
         return {}
     lent = lend(tensors, device, None if on is None else on.stream)
     for name, one in lent.items():

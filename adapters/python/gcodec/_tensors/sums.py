@@ -10,7 +10,6 @@ from typing import Any
 from gcodec import _native
 from gcodec._tensors import devices
 from gcodec._tensors.dlpack import readable
-from gcodec._tensors.elements import CODES, code_of_torch
 
 P = 2**31 - 1
 LANES = 4
@@ -93,9 +92,8 @@ def _share(piece: Piece) -> tuple[str, Lanes]:
 
 
 def _name_of(dtype: Any) -> str:
-    code = code_of_torch(dtype)
-    name = next((ours for ours, theirs in CODES.items() if theirs == code), None)
-    if name is None or code == "F4":
+    name = devices.name_of_torch(dtype)
+    if name is None:
         raise TypeError(f"gcodec has no sum digest of elements of type {dtype} on a device: copy the tensor to the host")
     return name
 

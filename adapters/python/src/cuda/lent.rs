@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{device, device_of};
-use crate::dlpack::{Keeper, OnDevice, is_row_major, row_major};
+use crate::dlpack::{Keeper, MAX_RANK, OnDevice, is_row_major, row_major};
 use crate::errors;
 
 /// A borrowed tensor in device memory, for work in one stream.
@@ -71,7 +71,7 @@ pub(crate) fn lend(
 /// put the work that writes it. `data`: address and element type; `strides`: in elements; `place`: numbers of
 /// the device and of the stream.
 ///
-/// For PyTorch's tensors in its current stream: an export by DLPack takes ten times as long.
+/// For PyTorch's tensors in its current stream, which an export by DLPack would find anew for each.
 #[pyfunction]
 pub(crate) fn lend_at(
     object: &Bound<'_, PyAny>,
@@ -83,8 +83,9 @@ pub(crate) fn lend_at(
     let ((address, dtype), (device, number)) = (data, place);
     let unknown = || errors::input(object.py(), &format!("gcodec has no element type {dtype:?}"));
     let dtype = Dtype::from_name(&dtype).ok_or_else(unknown)?;
-    if shape.len() != strides.len() {
-        return Err(wrong("its strides and its shape have different lengths"));
+    if shape.len() != strides.len() || shape.len() > MAX_RANK {
+        let message = "a tensor's strides and its shape have different lengths, or its rank is above 32";
+        return Err(PyBufferError::new_err(message));
     }
     let strides = Some(strides).filter(|strides| !is_row_major(&shape, strides));
     let keeper = Keeper::of(object.clone().unbind());

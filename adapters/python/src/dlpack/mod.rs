@@ -27,7 +27,7 @@ const HOST: [i32; 3] = [CPU, 3, 11];
 /// Flag of a tensor that must not be written to.
 const READ_ONLY: u64 = 1;
 /// The largest number of dimensions that is accepted.
-const MAX_RANK: usize = 32;
+pub(crate) const MAX_RANK: usize = 32;
 const VERSION_MAJOR: u32 = 1;
 
 const LEGACY: &CStr = c"dltensor";
