@@ -86,7 +86,7 @@ struct Axis<'a> {
     show: fn(f64) -> String,
 }
 
-/// What a plot shows.
+/// The quantity of a plot's vertical axis.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Time,

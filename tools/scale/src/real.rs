@@ -21,7 +21,7 @@ pub(crate) struct Row {
     pub(crate) coding: f64,
 }
 
-/// What a codec costs one process alone.
+/// Times of a codec in one process alone.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Alone {
     pub(crate) codec: String,

@@ -130,7 +130,7 @@ pub(crate) struct Gather {
     trouble: Option<Trouble>,
     /// Streams of the last round that arrive in the next one, with their senders.
     late: Vec<(usize, Vec<u8>)>,
-    /// What each worker adds to its next update, because it was lost.
+    /// The lost updates, which their workers add to the next ones.
     owed: Vec<Option<Tensors>>,
     round: u64,
     traffic: Traffic,

@@ -12,7 +12,7 @@ const ONE_OF: usize = 10;
 /// The rounds in which it is gone.
 const GONE: std::ops::Range<u64> = 50..100;
 
-/// What happens to a worker's update.
+/// The fate of a worker's update in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It arrives in its round.

@@ -1,4 +1,4 @@
-//! What a codec costs on a user's own gradients and machine.
+//! Measurements of a codec's sizes, times and error on a user's own gradients and machine.
 
 use super::model::{Growth, Parts, SharedSet};
 use crate::assign::{self, fitting};

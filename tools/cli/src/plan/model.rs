@@ -134,7 +134,7 @@ pub(crate) struct SharedSet {
     pub(crate) relative_l2: f64,
 }
 
-/// What a codec's updates of one model cost.
+/// Sizes and times of a codec's updates of one model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Parts {
     /// Bytes of the plain gradient.
@@ -191,7 +191,7 @@ struct Cost {
     received: f64,
 }
 
-/// What a step spends its time on.
+/// The largest share of a step's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Bottleneck {

@@ -45,7 +45,7 @@ pub(super) struct Stored {
     pub(super) part: Part,
 }
 
-/// What of a file a piece is.
+/// The content of a piece.
 #[derive(Debug)]
 pub(super) enum Part {
     /// Bytes, and the names of the compressions that were applied to them, in order.
