@@ -255,7 +255,8 @@ def test_memory_is_used_again_unless_somebody_keeps_it(tmp_path: Path) -> None:
             assert torch.equal(tensor, made[name]), name
             places.append(tensor.data_ptr())
             del tensor
-        assert len(set(places)) < len(places)
+        # One that is in use, one that is decoded meanwhile, and one of another size.
+        assert len(set(places)) <= 4
         # Whoever keeps a tensor, or a part of it, keeps its elements.
         kept = [(name, tensor[5:9].view(2, 2)) for name, tensor in file.items()]
     assert all(torch.equal(part.flatten(), made[name][5:9]) for name, part in kept)

@@ -6,6 +6,9 @@ import sys
 from typing import Any
 
 _ALIGN = 64
+_ROUND = 1 << 20
+"""Slots are multiples of this, so that tensors of nearly one size use each other's memory."""
+
 _OWN = 2
 """References to a slot that no tensor is in: of the list, and of the call that counts."""
 
@@ -43,6 +46,7 @@ class Slots:
         if fits:
             return self._slots[min(fits, key=lambda number: len(self._slots[number]))]
         # Free ones go first; one whose tensors somebody keeps is theirs then.
+        size += -size % _ROUND
         order = [*free, *(number for number in range(len(self._slots)) if number not in free)]
         kept = [self._slots[number] for number in order]
         while kept and sum(map(len, kept)) + size > self._most:
