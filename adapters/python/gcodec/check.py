@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Self
 
+from gcodec import units
 from gcodec._tensors import sums
 from gcodec._tensors.dlpack import local
 from gcodec._tensors.trees import named_tensors
@@ -119,6 +120,16 @@ class Digests:
         if own is None:
             raise InputError(f"there is no digest of {name!r}")
         return sums.text(_total(own))
+
+    def units(self) -> dict[str, str]:
+        """Returns the digest of each quantised weight together with its scales (`gcodec.units.find`): the sum
+        of theirs.
+
+        A digest of the elements alone would not tell whether they are read with scales of their version.
+        """
+        own = self._by_name()
+        found = units.find(own)
+        return {unit: sums.text(_total(one for name in names for one in own[name])) for unit, names in found.items()}
 
     def json(self) -> str:
         """Returns what `gcodec digest --json` prints of these tensors, for `gcodec verify --against-digests`.

@@ -18,11 +18,11 @@ the `step` of an anchor is its version. A receiver takes each version once and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gcodec import _native, check
+from gcodec import _native, check, units
 from gcodec._tensors import sums
 from gcodec._tensors.dlpack import framework_of
 from gcodec._tensors.prefixes import counterparts, hint
@@ -105,7 +105,8 @@ class Receiver:
 
     Deltas change the weights where they are, and digests are compared with them. Those of an engine can be
     its own parameters, on their device: no other copy is needed. `gcodec.check.views` gives the tensors in
-    fused, stacked or transposed parameters.
+    fused, stacked or transposed parameters. Quantised weights and their scales change together or not at all
+    (`gcodec.units`).
 
     Args:
         weights: the weights of `version` by name, tensors of PyTorch, on any device, or of NumPy, with any
@@ -137,7 +138,8 @@ class Receiver:
         Raises:
             PoisonedError: the receiver needs an anchor.
             InputError: the stream is not the next version (kind `version`), or its base is not the weights
-                here (kind `checksum_mismatch`), or it does not fit them.
+                here (kind `checksum_mismatch`), or it does not fit them, or has only a part of a unit of
+                `gcodec.units` that is here.
             FormatError, UnsupportedError, LimitError: as `gcodec.patches`.
         """
         # Without tensors: only the frames are checked, and the version comes before the digests.
@@ -149,6 +151,7 @@ class Receiver:
         elif header.step < self.version or (header.step == self.version and not self.poisoned):
             raise InputError(f"the stream is version {header.step}, and version {self.version} is here", kind="version")
         found, own = self._patches(data)
+        self._check_units(self._names(data))
         if header.delta:
             result = _native.patch_groups(memoryview(data).cast("B"), self._limits or Limits())[1]
             return Staged(self, found, header.step + header.inner_steps, anchor=False, result=_sums(result, own))
@@ -196,6 +199,15 @@ class Receiver:
             raise InputError(f"the delta makes version {version}, and version {self.version} is here already", kind="version")
         if base != self.version:
             raise InputError(f"the delta changes version {base}, and version {self.version} is here", kind="version")
+
+    def _check_units(self, sent: Iterable[str]) -> None:
+        """InputError if the stream has a part of a quantised weight and its scales: either would be read with
+        another version of the other."""
+        names, own = ({name.removeprefix(self._strip_prefix) for name in found} for found in (sent, self._weights))
+        for unit, members in units.find(sorted(names | own)).items():
+            there, here = ([name for name in members if name in found] for found in (names, own))
+            if here and there and here != there:
+                raise InputError(f"the stream has {_some(there)} of the unit {unit!r}, and the weights here {_some(here)}")
 
     def _check_whole(self, found: Patches) -> None:
         for name, tensor in self._weights.items():
