@@ -4,6 +4,7 @@ pub use crate::codes::CODINGS;
 pub use crate::digest::hash::run_digest;
 pub use crate::frame::header::{HEADER_LEN, PREAMBLE_LEN, SYNC};
 pub use crate::frame::update::AttributeId;
+pub use crate::frame::zstd_frame;
 pub use crate::reduce::stats::dense::stats_of_pieces;
 pub use crate::tensor::name::{WRAPPERS, counterparts, without_prefix};
 pub use crate::tensor::shape::{check_len, elements};

@@ -57,6 +57,19 @@ fn inflate(
     Ok(plain)
 }
 
+/// Decompresses a zstd frame of another project to at most `most` bytes, or one more if it has more. `None`:
+/// it is no frame, it is corrupt, or bytes follow it. Memory grows with the decoded bytes.
+pub fn zstd_frame(compressed: &[u8], most: u64) -> Option<Vec<u8>> {
+    if zstd_window(compressed) > FOREIGN_WINDOW {
+        return None;
+    }
+    let (plain, rest) = zstandard::decode(compressed, most.saturating_add(1))?;
+    (rest == 0 || plain.len() as u64 > most).then_some(plain)
+}
+
+/// Largest window of other projects' frames, in bytes: that of zstd's own default limit.
+const FOREIGN_WINDOW: u64 = 1 << 27;
+
 /// Limit on decompressed bytes, and on zstd's window.
 const INFLATED: &str = "max_inflated_bytes";
 

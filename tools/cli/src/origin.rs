@@ -16,8 +16,19 @@ pub(crate) struct Origin {
 }
 
 /// Words before a step in metadata and names, the more exact first.
-const STEP: [&str; 10] =
-    ["step", "global_step", "iteration", "iter", "checkpoint", "ckpt", "batch", "ba", "round", "epoch"];
+const STEP: [&str; 11] = [
+    "step",
+    "global_step",
+    "iteration",
+    "iter",
+    "checkpoint",
+    "ckpt",
+    "batch",
+    "ba",
+    "round",
+    "epoch",
+    "weight_v",
+];
 /// Words before a sender.
 const SENDER: [&str; 8] = ["sender", "worker", "rank", "client", "node", "replica", "peer", "site"];
 /// Words before the number of senders.

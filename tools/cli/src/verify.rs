@@ -9,6 +9,7 @@ use crate::options::{LimitArgs, check_one_stdin, profiles};
 use crate::output::{counted, human_bytes, print, printable, warn};
 use crate::progress::Progress;
 use crate::tensors::kind::{Kind, is_stream};
+use crate::tensors::versions;
 use gcodec::Limits;
 use gcodec::block::{ModelId, Profile};
 use gcodec::frame::UpdatePart;
@@ -20,6 +21,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// Check streams: every checksum, every rule of the format, every block; or tensors by their digests
+///
+/// A folder is a version of slime or miles (weight_vNNNNNN), or has all versions of a run: the checksums of
+/// all tensors are compared.
 ///
 /// Exits with 3 if a stream is corrupt or invalid. After a fault, the check goes on. Standard error has the
 /// byte offset, frame, block and tensor of each fault, and standard output says which updates are intact.
@@ -89,6 +93,21 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let (limits, models) = (args.limits.limits(), args.models.models()?);
     let mut failures: Vec<Failure> = Vec::new();
     for path in &args.inputs {
+        match versions::verify(path) {
+            Ok(None) => {}
+            Ok(Some(_)) if quiet => continue,
+            Ok(Some((versions, differences, tensors))) => {
+                let (versions, tensors) = (counted(versions, "version"), counted(tensors, "tensor"));
+                let name = printable(&path.display().to_string());
+                let differences = counted(differences, "difference");
+                print(format_args!("{name}: ok: {versions} of {tensors}, {differences}\n"))?;
+                continue;
+            }
+            Err(failure) => {
+                failures.push(failure);
+                continue;
+            }
+        }
         let (checked, damage) = match check(path, args.profile, &models, &limits) {
             Ok(found) => found,
             Err(failure) => {

@@ -150,7 +150,7 @@ fn deltas_of_slime_become_a_chain_that_audit_reads() {
         assert!(text.contains(part), "{part}: {text}");
     }
     // Nothing is taken for another version.
-    dir.fails(2, "wrong checksum", "convert weight_v000002 -o x.gcu --layout slime --base step0.safetensors");
+    dir.fails(3, "wrong checksum", "convert weight_v000002 -o x.gcu --layout slime --base step0.safetensors");
     dir.fails(2, "--base", "audit sync.gcu");
     dir.fails(2, "changes nothing", "audit step0.safetensors");
     write_tensors(&dir.path("other.safetensors"), &[("v", "F32", &[2], &bias)]);

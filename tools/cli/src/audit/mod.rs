@@ -13,6 +13,7 @@ use crate::origin::Origin;
 use crate::output::{print, warn};
 use crate::progress::Progress;
 use crate::stream::Updates;
+use crate::tensors::versions;
 use crate::tensors::{Any, Dump, Labels, NamedTensor, Outline, folder};
 use change::{Change, History};
 use gcodec::Limits;
@@ -168,13 +169,17 @@ struct Chain {
     /// Step of the latest version, if it is known.
     step: Option<u64>,
     is_disordered: bool,
+    /// The folder of the latest version, if it has the name of one.
+    folder: Option<PathBuf>,
     /// The first version of which something is missing.
     fault: Option<Failure>,
 }
 
 impl Chain {
     fn add_file(&mut self, path: &Path, limits: &Limits) -> Result<()> {
-        let input = match Any::open_carrying(path) {
+        let opened = self.step(path).transpose().unwrap_or_else(|| Any::open_carrying(path));
+        self.folder = versions::folder_with(path);
+        let input = match opened {
             Ok(Any::Stream(input)) => input,
             Ok(Any::Tensors(mut dump)) => {
                 self.prefixes.rename(&mut dump).in_file(path)?;
@@ -214,6 +219,17 @@ impl Chain {
             self.add(path, origin, dump.tensors, cost.as_ref()).in_file(path)?;
         }
         Ok(())
+    }
+
+    /// Reads a version in a folder whose differences are from the version before, which is at hand.
+    fn step(&self, path: &Path) -> Result<Option<Any>> {
+        let Some(folder) = versions::folder_with(path) else { return Ok(None) };
+        let step = versions::Step::at(&folder)?.filter(|_| self.prefixes.is_empty());
+        let before = |base| folder.with_file_name(versions::folder_of(base));
+        let is_next = |base| self.folder.as_ref() == Some(&before(base));
+        let Some(step) = step.filter(|step| is_next(step.difference.base)) else { return Ok(None) };
+        let tensors = self.weights.values().map(NamedTensor::copied).collect();
+        step.resolve(Dump { tensors, ..Dump::default() }).map(|dump| Some(Any::Tensors(dump)))
     }
 
     /// Takes new opaque tensors, and those of another number of bytes, as they are: text may grow.

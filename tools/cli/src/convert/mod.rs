@@ -1,8 +1,9 @@
-//! `gcodec convert`: turns the updates of other projects into streams.
+//! `gcodec convert`: turns the updates of other projects into streams, and writes versions as they do.
 
 mod chunks;
 mod nemo;
 mod pairs;
+mod publish;
 mod slime;
 
 use crate::assign;
@@ -12,6 +13,7 @@ use crate::options::{check_one_stdin, check_output_is_new};
 use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, counted, human_bytes, note};
+use crate::tensors::versions::Checksum;
 use crate::tensors::{Dump, Labels, NamedTensor, Opaque};
 use gcodec::compress::{self, Digests, Input, Options};
 use gcodec::frame::{Metadata, UpdateHeader};
@@ -21,10 +23,14 @@ use gcodec::{Codec, Writer};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
-/// Turn the sparse updates of other projects into streams, so that inspect, view and audit read them
+/// Turn the sparse updates of other projects into streams, or weights into versions of slime and miles
 ///
 /// Every value is kept bit for bit; entries of value zero, which change nothing, are left out. Opaque tensors
 /// of --base are kept as they are.
+///
+/// With --to, each weights file, version, or update of a stream becomes the next folder weight_vNNNNNN in
+/// OUT, complete or not at all. --base is then version 0, the checkpoint that the engines have loaded; OUT
+/// may have a link weight_v000000 to it instead.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Layouts:
@@ -34,26 +40,33 @@ Layouts:
   demo   DeMo, SparseLoCo and templar: NAMEidxs and NAMEvals, positions in chunks of at most --chunk
          by --chunk elements, 12-bit indices and 8-bit values with their lookup tables included.
          With --dct the values are coefficients of DeMo's cosine transform
-  slime  a folder of slime or miles, weight_vNNNNNN: bytes that differ from --base, as XOR or as
-         positions and bytes. The checksums of the results are verified. The folders become deltas,
-         each made against the one before
+  slime  a folder of slime or miles, weight_vNNNNNN: a whole checkpoint, or the bytes that differ from
+         --base, as XOR or as positions and bytes. The checksums of the results are verified. The
+         folders become deltas, each made against the one before
   nemo   a payload of NeMo-RL's sparse weight transfer, or a folder with the payloads NNNNNN.pt of
          one sync: elements that differ from --base, as XOR or as new values, also compressed by zstd
 
 Examples:
   gcodec convert topk_step0200_rank3.pt -o topk.gcu --layout pairs --like model.safetensors
   gcodec convert peer7.pt -o peer7.gcu --layout demo --like model.safetensors
-  gcodec convert weight_v000001 weight_v000002 -o sync.gcu --layout slime --base hf/model.safetensors")]
+  gcodec convert weight_v000001 weight_v000002 -o sync.gcu --layout slime --base hf/model.safetensors
+  gcodec convert sync.gcu -o updates --to xor --base hf")]
 pub(crate) struct Args {
-    /// Updates; each becomes one update of the stream
+    /// Updates; each becomes one update of the stream, or one version of --to
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// Stream to write; `-` is standard output
+    /// Stream to write, `-` is standard output; with --to, the folder of the versions
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Layout of the updates
-    #[arg(long, value_name = "LAYOUT")]
-    layout: Layout,
+    #[arg(long, value_name = "LAYOUT", required_unless_present = "to", conflicts_with = "to")]
+    layout: Option<Layout>,
+    /// Write the next versions of slime and miles: whole, or as differences
+    #[arg(long, value_name = "FORM", conflicts_with_all = ["like", "dct", "step"])]
+    to: Option<publish::Form>,
+    /// Checksum in differences of --to
+    #[arg(long, value_name = "NAME", default_value = "xxh3-128", requires = "to")]
+    checksum: Checksum,
     /// File of tensors with the names, shapes and order of the model's tensors
     #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "pairs"), ("layout", "demo")]))]
     like: Option<PathBuf>,
@@ -87,10 +100,13 @@ enum Layout {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    if let Some(form) = args.to {
+        return publish::run(args, form, quiet);
+    }
     let files = || args.inputs.iter().chain(&args.like).chain(&args.base);
     check_one_stdin(files())?;
     check_output_is_new(&args.output, files())?;
-    if args.dct && args.layout != Layout::Demo {
+    if args.dct && args.layout != Some(Layout::Demo) {
         return Err(Failure::usage("--dct is for the layout demo"));
     }
     let like = args.like.as_deref().map(Dump::open_quietly).transpose()?;
@@ -145,10 +161,10 @@ struct Foreign {
 impl Args {
     fn read(&self, path: &std::path::Path, like: Option<&Dump>, base: Option<&Dump>) -> Result<Foreign> {
         match (self.layout, like, base) {
-            (Layout::Slime, _, Some(base)) => slime::read(path, base),
-            (Layout::Nemo, _, Some(base)) => nemo::read(path, base),
-            (Layout::Pairs, Some(like), _) => pairs::read(&Dump::open(path)?, like),
-            (Layout::Demo, Some(like), _) => {
+            (Some(Layout::Slime), _, Some(base)) => slime::read(path, base),
+            (Some(Layout::Nemo), _, Some(base)) => nemo::read(path, base),
+            (Some(Layout::Pairs), Some(like), _) => pairs::read(&Dump::open(path)?, like),
+            (Some(Layout::Demo), Some(like), _) => {
                 let grid = chunks::Grid { longest: self.chunk, dct: self.dct };
                 chunks::read(&Dump::open(path)?, like, grid)
             }

@@ -99,6 +99,7 @@ fn of_bytes(
             let dump = parse(kind, input, path)?;
             if matches!(kind, Kind::Shards | Kind::Distributed) {
                 bytes += dump.tensors.iter().map(|t| Outline::from(t).bytes()).sum::<u64>();
+                bytes += dump.opaque.iter().map(|t| t.bytes).sum::<u64>();
             }
             let failure = dump.fault();
             if failure.is_none() {

@@ -3,6 +3,7 @@
 use super::kind::{self, Kind};
 use super::shards;
 use super::torch::dcp;
+use super::versions;
 use crate::fail::{Failure, InFile, Result};
 use crate::files;
 use crate::input::{Input, Opened, Section};
@@ -66,15 +67,24 @@ pub(crate) fn of(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Returns the files of a folder that `inspect` shows, and the number of others. Shards stand as their index,
-/// or as one path with `*` for their numbers.
+/// or as one path with `*` for their numbers. Of a run of versions, it returns their folders.
 pub(crate) fn files_in(folder: &Path) -> Result<(Vec<PathBuf>, u64)> {
+    let run = versions::folders_in(folder)?;
+    if !run.is_empty() {
+        return Ok((run, 0));
+    }
     let Files { indices, known, others } = Files::of(folder)?;
     let mut files = [indices, known].concat();
     files.sort_by(|a, b| order::compare_paths(a, b));
     match files.is_empty() {
         true => Err(refusal(folder)),
-        false => Ok((files, others)),
+        false => Ok((files, others.len() as u64)),
     }
+}
+
+/// Returns the files of a folder that are beside its tensors, such as `config.json`.
+pub(crate) fn others_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    Ok(Files::of(folder)?.others)
 }
 
 /// Says what to give in the place of a folder.
@@ -106,7 +116,7 @@ struct Files {
     indices: Vec<PathBuf>,
     /// Other files of tensors and streams, but no shards of an index; shards without one are a set.
     known: Vec<PathBuf>,
-    others: u64,
+    others: Vec<PathBuf>,
 }
 
 impl Files {
@@ -115,7 +125,7 @@ impl Files {
         paths.retain(|path| files::is_file(path));
         paths.sort_by(|a, b| order::compare_paths(a, b));
         let (mut indices, mut known, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut others, mut in_index) = (0, HashSet::new());
+        let (mut others, mut in_index) = (Vec::new(), HashSet::new());
         for path in paths {
             let input = Input::open(&path, 0);
             let is_pointer =
@@ -134,7 +144,7 @@ impl Files {
                 Ok(_) => known.push(path),
                 // Says what is wrong with it when it is opened.
                 Err(_) if is_promised => known.push(path),
-                Err(_) => others += 1,
+                Err(_) => others.push(path),
             }
         }
         // Reading the checkpoint warns of its further parts.

@@ -18,6 +18,7 @@ pub(crate) mod safetensors;
 pub(crate) mod shards;
 pub(crate) mod torch;
 mod values;
+pub(crate) mod versions;
 
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
@@ -252,6 +253,12 @@ impl NamedTensor {
         // The file is wrong here; the library would blame its caller.
         check_len(dtype, &shape, data.len()).map_err(|e| Failure::invalid(e).about(quoted(&name)))?;
         Ok(Self { name, dtype, shape, data, stored: None })
+    }
+
+    /// Returns a copy that owns its elements.
+    pub(crate) fn copied(&self) -> Self {
+        let (name, shape) = (self.name.clone(), self.shape.clone());
+        Self { name, dtype: self.dtype, shape, data: Data::Owned(self.bytes().into_owned()), stored: None }
     }
 
     /// Returns the name.

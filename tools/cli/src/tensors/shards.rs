@@ -5,7 +5,8 @@
 //! missing.
 
 use super::kind::{self, Kind};
-use super::{DEFAULT_MAX_BYTES, Dump, Opaque, Room, quoted};
+use super::versions::Difference;
+use super::{DEFAULT_MAX_BYTES, Dump, Opaque, Room, quoted, versions};
 use crate::fail::{Failure, Result};
 use crate::files;
 use crate::input::Input;
@@ -14,10 +15,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 /// The part of the index that is read.
-#[derive(serde::Deserialize, serde::Serialize)]
-struct Index {
+#[derive(Debug, serde::Deserialize, serde::Serialize)]
+pub(super) struct Index {
+    #[serde(default, skip_serializing)]
+    pub(super) metadata: serde_json::Value,
     /// Names of tensors and the file of each.
-    weight_map: BTreeMap<String, String>,
+    pub(super) weight_map: BTreeMap<String, String>,
     /// Further files: those of a set without an index.
     #[serde(default)]
     files: BTreeSet<String>,
@@ -34,6 +37,9 @@ pub(crate) fn files_of(index: &[u8]) -> Result<BTreeSet<String>> {
 
 /// Names the format of the files that an index lists, by their endings.
 pub(crate) fn kind_name(index: &[u8]) -> &'static str {
+    if let Some(name) = Index::parse(index).ok().and_then(|index| Difference::kind_name(&index)) {
+        return name;
+    }
     let files = files_of(index).unwrap_or_default();
     let all = |endings: &[&str]| files.iter().all(|file| endings.iter().any(|end| file.ends_with(end)));
     match () {
@@ -58,7 +64,8 @@ pub(crate) fn index_of_set(path: &Path) -> Option<Vec<u8>> {
     let count = total.parse().ok().filter(|count| number == "*" && *count <= MAX_FILES)?;
     let width = total.len();
     let files = (1..=count).map(|number| format!("{stem}-{number:0width$}-of-{total}{rest}")).collect();
-    serde_json::to_vec(&Index { weight_map: BTreeMap::new(), files }).ok()
+    let (metadata, weight_map) = Default::default();
+    serde_json::to_vec(&Index { metadata, weight_map, files }).ok()
 }
 
 /// Divides `STEM-NUMBER-of-TOTAL.REST`.
@@ -70,7 +77,7 @@ fn parts(name: &str) -> Option<(&str, &str, &str, &str)> {
 }
 
 impl Index {
-    fn parse(bytes: &[u8]) -> Result<Self> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let index: Self = serde_json::from_slice(bytes)
             .map_err(|e| Failure::invalid(format_args!("an index of shards that cannot be read: {e}")))?;
         for file in index.weight_map.values().chain(&index.files) {
@@ -97,10 +104,19 @@ impl Index {
     }
 }
 
-/// Reads the tensors of all files that the index at `path` lists. What is missing is opaque, and a fault.
+/// Reads the tensors of all files that the index at `path` lists, or of the version whose differences they
+/// are. What is missing is opaque, and a fault.
 pub(super) fn read(path: &Path, index: &[u8], room: &mut Room) -> Result<Dump> {
-    let folder = path.parent().unwrap_or(Path::new(""));
     let index = Index::parse(index)?;
+    match Difference::is_in(&index) {
+        true => versions::read(path, index, room),
+        false => read_listed(path, &index, room),
+    }
+}
+
+/// Reads the tensors as the files have them.
+pub(super) fn read_listed(path: &Path, index: &Index, room: &mut Room) -> Result<Dump> {
+    let folder = path.parent().unwrap_or(Path::new(""));
     let mut listed: BTreeMap<&str, Vec<&str>> =
         index.files.iter().map(|file| (file.as_str(), Vec::new())).collect();
     for (name, file) in &index.weight_map {
