@@ -21,4 +21,5 @@ class Worker(vllm_checks.Worker):
     def gcodec_damage(self, rank: int, name: str, row: int) -> None:
         """Flips a bit of a parameter of one rank."""
         if self.rank == rank:  # type: ignore[attr-defined]
-            self.model_runner.get_model().get_parameter(name).data.view(torch.int16)[row, 3] ^= 1
+            bits = self.model_runner.get_model().get_parameter(name).data[row]
+            (bits if bits.element_size() == 4 else bits.view(torch.int16)).view(-1)[3] ^= 1
