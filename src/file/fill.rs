@@ -53,7 +53,8 @@ impl File<'_> {
     ///
     /// `base`: as for [`File::pieces`]. A delta is decoded as whole tensors, whose elements are then copied,
     /// and so are tensors that sparse blocks change. `read`: is called with the place in the file of each
-    /// block that was decoded and is not needed any more ([`Map::forget`](crate::file::Map::forget)).
+    /// block that was decoded and is not needed any more ([`Map::forget`](crate::file::Map::forget)); the
+    /// first call for an update, which compares the heads of all its blocks with the index, gives all places.
     ///
     /// # Memory
     /// One block per thread, unless all of it goes to one place.
@@ -145,7 +146,7 @@ impl File<'_> {
         read: &(dyn Fn(Range<u64>) + Sync),
     ) -> Result<BTreeSet<usize>> {
         let infos = entry.manifest.tensors();
-        let parts = self.parts_of_elements(entry, wanted)?;
+        let parts = self.parts_of_elements(entry, wanted, read)?;
         let mut rests: Vec<Rest<'_>> = places
             .iter_mut()
             .zip(elements)
@@ -425,6 +426,11 @@ mod tests {
         let places = Mutex::new(Vec::new());
         let note = |place: Range<u64>| places.lock().unwrap().push(place);
         file.elements(0, &[(0, 0..301)], &none, &note).unwrap();
+        // The first call has read the heads of all blocks.
+        assert_eq!(places.lock().unwrap().remove(0).end, bytes.len() as u64);
+        let first = std::mem::take(&mut *places.lock().unwrap());
+        file.elements(0, &[(0, 0..301)], &none, &note).unwrap();
+        assert_eq!(*places.lock().unwrap(), first);
         let blocks = file.parts(0, |name| name == "t0");
         assert_eq!(blocks.unwrap_err().name(), "checksum_mismatch");
         let mut places = places.into_inner().unwrap();

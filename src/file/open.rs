@@ -1,7 +1,7 @@
 //! Random access to whole streams.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::bits::{check_crc, crc32};
 use crate::block::Sets;
@@ -17,7 +17,7 @@ use crate::tensor::{TensorBuf, TensorView};
 /// Random access to a whole stream in memory, for instance a mapped file: it lists the updates, and reads
 /// only the requested parts of them.
 pub struct File<'a> {
-    bytes: &'a [u8],
+    pub(super) bytes: &'a [u8],
     limits: Limits,
     pub(super) manifests: HashMap<ManifestId, Arc<Manifest>>,
     pub(super) sets: Arc<Sets>,
@@ -37,6 +37,8 @@ pub struct UpdateEntry {
     /// Bytes of its frames.
     pub bytes: u64,
     pub(super) parts: std::ops::Range<usize>,
+    /// Set when all blocks were found where the index has them, in order.
+    pub(super) index_is_true: OnceLock<()>,
 }
 
 /// A part of an update.
@@ -205,6 +207,7 @@ impl<'a> File<'a> {
                 manifest: part.manifest,
                 bytes: len,
                 parts: at..at + 1,
+                index_is_true: OnceLock::new(),
             }),
         }
         Ok(())

@@ -48,6 +48,14 @@ impl<'n> Needs<'n> {
         let ranges = elements.get(in_memory(tensor)).map_or(&[][..], |ranges| ranges);
         ranges.iter().any(|range| range.start < end && start < range.end)
     }
+
+    /// Whether a part may have needed blocks.
+    fn may_be_in(&self, part: &PartEntry) -> bool {
+        match &part.listed {
+            Listed::ByIndex(indexed) => indexed.blocks.iter().any(|b| self.touches(b.first, b.tensors)),
+            Listed::Read { .. } => true,
+        }
+    }
 }
 
 /// The needed blocks of a part: number, bytes, and offset of each.
@@ -81,14 +89,30 @@ impl<'a> File<'a> {
     }
 
     /// Reads the parts of an update that is no delta, with the blocks that contain some of these elements of
-    /// each tensor. Their checksums are left to the caller.
+    /// each tensor. Their checksums are left to the caller. `read`: as for [`File::fill`].
+    ///
+    /// The first call compares the index with the heads of all blocks; others read those of needed blocks only.
     pub(super) fn parts_of_elements(
         &self,
         entry: &UpdateEntry,
         elements: &[Vec<Range<u64>>],
+        read: &(dyn Fn(Range<u64>) + Sync),
     ) -> Result<Vec<Unchecked<'a>>> {
         let tensors = elements.iter().map(|ranges| !ranges.is_empty()).collect();
-        self.needed_parts(entry, Needs::new(tensors, Some(elements)), false).collect()
+        let needs = Needs::new(tensors, Some(elements));
+        if entry.index_is_true.get().is_some() {
+            let last = entry.parts.end - 1;
+            let numbers = entry.parts.clone().filter(|&number| needs.may_be_in(&self.parts[number]));
+            return numbers.map(|number| self.part(number, number == last, &needs, None, false)).collect();
+        }
+        let parts = self.needed_parts(entry, needs, false).collect::<Result<Vec<_>>>()?;
+        if entry.index_is_true.set(()).is_ok()
+            && let Some(first) = self.parts.get(entry.parts.start)
+        {
+            // A mapped file has a few pages of each block in memory now.
+            read(first.offset..self.bytes.len() as u64);
+        }
+        Ok(parts)
     }
 
     fn needed_parts<'n>(
@@ -100,17 +124,17 @@ impl<'a> File<'a> {
         let mut order = BlockOrder::default();
         let numbers = entry.parts.clone();
         let end = numbers.end;
-        numbers.map(move |number| self.part(number, number + 1 == end, &needs, &mut order, check))
+        numbers.map(move |number| self.part(number, number + 1 == end, &needs, Some(&mut order), check))
     }
 
     /// Reads the needed blocks of a part, and compares them with their checksums if `check`. The others
-    /// must be where the index says.
+    /// must be where the index says, which is checked if `order` is given.
     fn part(
         &self,
         number: usize,
         last: bool,
         needs: &Needs<'_>,
-        order: &mut BlockOrder,
+        order: Option<&mut BlockOrder>,
         check: bool,
     ) -> Result<Unchecked<'a>> {
         let part = &self.parts[number];
@@ -151,11 +175,15 @@ impl<'a> File<'a> {
         part: &PartEntry,
         indexed: &IndexedUpdate,
         needs: &Needs<'_>,
-        order: &mut BlockOrder,
+        mut order: Option<&mut BlockOrder>,
         blocks: &mut Located<'a>,
     ) -> Result<()> {
         let mut at = part.offset + HEADER_LEN as u64 + indexed.head_len;
         for (number, block) in indexed.blocks.iter().enumerate() {
+            if order.is_none() && !needs.touches(block.first, block.tensors) {
+                at = at.saturating_add(block.len);
+                continue;
+            }
             let place = |e: Error| e.in_frame(part.frame).in_block(number as u64);
             let bytes = self.slice(at, block.len).map_err(place)?;
             let scope = RawBlock::scope_of(bytes, at);
@@ -168,7 +196,7 @@ impl<'a> File<'a> {
             if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
                 return Err(place(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at)));
             }
-            if !order.accept(scope, add) {
+            if order.as_mut().is_some_and(|order| !order.accept(scope, add)) {
                 return Err(place(Error::format(FormatErrorKind::NotAscending, at)));
             }
             at = at.saturating_add(block.len);
