@@ -1,12 +1,14 @@
 #!/bin/bash
 # Runs commands as if on a machine that this one is not: big-endian (s390x), 32-bit (i686) or ARM (aarch64),
-# emulated. `cargo xtask foreign` calls it. This processor runs i686 itself if its kernel lets it.
+# emulated. `cargo xtask foreign` calls it. This processor runs i686 itself if its kernel lets it. For `wasm32`
+# it only compiles: `cargo xtask web` calls it where the installed Rust has no library for WebAssembly.
 #
 #   foreign.sh install TARGET          installs what the target needs, once
 #   foreign.sh run TARGET COMMAND...   runs a command in this checkout; Cargo builds for the target
 #   foreign.sh outside TARGET PROGRAM  prints the words that run a built program outside the root
+#   foreign.sh built TARGET FILE       prints where a file of Cargo's folder for the target is outside the root
 #
-# TARGET is s390x, i686 or aarch64. The checkout is mounted read-only; what is built lands in
+# TARGET is s390x, i686, aarch64 or wasm32. The checkout is mounted read-only; what is built lands in
 # $GCODEC_FOREIGN/root/build/target/.
 #
 # It needs root, an amd64 Debian with its mirror, 4 GB of disk for all three targets (and 1 GB for what each
@@ -32,6 +34,7 @@ case ${2:-} in
     s390x) deb=s390x triple=s390x-unknown-linux-gnu cross=s390x-linux-gnu qemu=qemu-s390x ;;
     i686) deb=i386 triple=i686-unknown-linux-gnu cross=i686-linux-gnu qemu=qemu-i386 ;;
     aarch64) deb=arm64 triple=aarch64-unknown-linux-gnu cross=aarch64-linux-gnu qemu=qemu-aarch64 ;;
+    wasm32) deb=wasm32 triple=wasm32-unknown-unknown cross= qemu= ;;
     *) usage ;;
 esac
 
@@ -100,14 +103,16 @@ install() {
     flock 9   # two at once would share dpkg's database; Cargo locks its own folder
     [ -e "$root/.made" ] || make_root
     if [ ! -e "$root/.has-$deb" ]; then
-        echo "== Rust, a C compiler and an emulator for $triple" >&2
+        echo "== Rust and what else $triple needs" >&2
         # libstd-rust-dev is "Multi-Arch: same": those of all targets lie beside each other.
+        local needs=(qemu-user "libstd-rust-dev:$deb" "gcc-$cross" "libc6-dev-$deb-cross")
+        [ "$deb" != wasm32 ] || needs=(libstd-rust-dev-wasm32 lld)
         inside DEBIAN_FRONTEND=noninteractive bash -euc '
-            dpkg --add-architecture "$1"
+            [ "$1" = wasm32 ] || dpkg --add-architecture "$1"
             apt-get update -q
-            apt-get install -y -q rustc cargo qemu-user gcc libc6-dev "libstd-rust-dev:$1" "gcc-$2" "libc6-dev-$1-cross"
+            apt-get install -y -q rustc cargo gcc libc6-dev "${@:2}"
             apt-get clean
-        ' install "$deb" "$cross" >"$place/install-$deb.log" 2>&1 ||
+        ' install "$deb" "${needs[@]}" >"$place/install-$deb.log" 2>&1 ||
             die "apt could not install it: $(grep -m 3 '^E:' "$place/install-$deb.log")"
         touch "$root/.has-$deb"
     fi
@@ -130,12 +135,15 @@ run() {
     (cd "$checkout" && cargo fetch --locked --quiet --target "$triple") || die "the crates could not be fetched"
     local upper under=${triple//-/_}
     upper=$(tr a-z- A-Z_ <<<"$triple")
+    # Debian's Rust names a linker that only Rust's own packages have.
+    local tools=("CARGO_TARGET_${upper}_LINKER=wasm-ld")
+    [ "$deb" = wasm32 ] || tools=(
+        "CARGO_TARGET_${upper}_LINKER=$cross-gcc" "CARGO_TARGET_${upper}_RUNNER=$(runner "")"
+        "CC_$under=$cross-gcc" "AR_$under=$cross-ar")
     inside \
         CARGO_NET_OFFLINE=true CARGO_TERM_COLOR=never CARGO_BUILD_RUSTC_WRAPPER= \
         CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_CODEGEN_UNITS=2 \
-        CARGO_BUILD_TARGET="$triple" CARGO_TARGET_DIR=/build/target \
-        "CARGO_TARGET_${upper}_LINKER=$cross-gcc" "CARGO_TARGET_${upper}_RUNNER=$(runner "")" \
-        "CC_$under=$cross-gcc" "AR_$under=$cross-ar" RUST_BACKTRACE=1 \
+        CARGO_BUILD_TARGET="$triple" CARGO_TARGET_DIR=/build/target RUST_BACKTRACE=1 "${tools[@]}" \
         bash -c 'cd /src && exec "$@"' run "$@"
 }
 
@@ -145,5 +153,6 @@ case $task in
     install) install ;;
     run) run "$@" ;;
     outside) echo "$(runner "$root")" "$root/build/target/$triple/debug/$1" ;;
+    built) echo "$root/build/target/$triple/$1" ;;
     *) usage ;;
 esac

@@ -19,12 +19,17 @@ pub struct Args {
     /// Builds without tests.
     #[arg(long)]
     no_tests: bool,
+    /// Compiles with Debian's Rust, as where the installed one has no library for WebAssembly (root on Debian).
+    #[arg(long)]
+    debian: bool,
     /// Writes the picture of the page for the README.
     #[arg(long)]
     write: bool,
 }
 
 const TARGET: &str = "wasm32-unknown-unknown";
+/// The module in Cargo's folder for the target.
+const MODULE: &str = "web/gcodec_web.wasm";
 /// The browser of the tests, where Debian has it.
 const BROWSER: &str = "/usr/bin/chromium";
 /// Most bytes of the page, and of its compressed form.
@@ -36,11 +41,14 @@ const MAX_COMPRESSED: usize = 1_000_000;
 /// # Errors
 /// A text that says which step failed.
 pub fn run_task(args: &Args) -> Result<std::process::ExitCode> {
-    if let Some(missing) = missing_target() {
-        println!("SKIPPED: {missing}");
-        return Ok(SKIPPED.into());
-    }
-    let folder = build()?;
+    let compiler = if args.debian { Compiler::debian() } else { Compiler::find() };
+    let folder = match compiler {
+        Ok(compiler) => build(compiler)?,
+        Err(missing) => {
+            println!("SKIPPED: {missing}");
+            return Ok(SKIPPED.into());
+        }
+    };
     if args.no_tests {
         return Ok(0.into());
     }
@@ -52,16 +60,65 @@ pub fn run_task(args: &Args) -> Result<std::process::ExitCode> {
     Ok(0.into())
 }
 
-/// Says why the module cannot be compiled here. A toolchain of rustup gets what it needs.
-pub(crate) fn missing_target() -> Option<String> {
-    let has_target = || {
-        let libdir = Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET]).output();
-        libdir.is_ok_and(|out| Path::new(String::from_utf8_lossy(&out.stdout).trim()).is_dir())
-    };
-    if has_target() || (succeeds("rustup", &["target", "add", TARGET]) && has_target()) {
-        return None;
+/// A Rust with the standard library for WebAssembly.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Compiler {
+    /// The one that compiled this program.
+    Installed,
+    /// Debian's, in a root of its own.
+    Debian,
+}
+
+impl Compiler {
+    /// Finds one; else says why the module cannot be compiled here. A toolchain of rustup gets what it needs.
+    pub(crate) fn find() -> std::result::Result<Self, String> {
+        let has_target = || {
+            let libdir =
+                Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET]).output();
+            libdir.is_ok_and(|out| Path::new(String::from_utf8_lossy(&out.stdout).trim()).is_dir())
+        };
+        if has_target() || (succeeds("rustup", &["target", "add", TARGET]) && has_target()) {
+            return Ok(Self::Installed);
+        }
+        Self::debian().map_err(|e| {
+            format!(
+                "Rust has no standard library for {TARGET} here: `rustup target add {TARGET}`; Debian's: {e}"
+            )
+        })
     }
-    Some(format!("Rust has no standard library for {TARGET} here: `rustup target add {TARGET}`"))
+
+    /// Sets up the root with Debian's.
+    fn debian() -> std::result::Result<Self, String> {
+        let out = foreign("install").output().map_err(|e| e.to_string())?;
+        match out.status.success() {
+            true => Ok(Self::Debian),
+            false => Err(String::from_utf8_lossy(&out.stderr).trim().to_owned()),
+        }
+    }
+
+    /// Compiles the module.
+    fn module(self) -> Result<Vec<u8>> {
+        let build = ["build", "--quiet", "--profile", "web", "--package", "gcodec-web"];
+        let path = match self {
+            Self::Installed => {
+                run(Command::new("cargo").args(build).args(["--target", TARGET]).current_dir(root()))?;
+                target().join(TARGET).join(MODULE)
+            }
+            Self::Debian => {
+                run(foreign("run").arg("cargo").args(build))?;
+                let out = foreign("built").arg(MODULE).output()?;
+                PathBuf::from(String::from_utf8(out.stdout)?.trim_end())
+            }
+        };
+        fs::read(&path).map_err(|e| format!("{}: {e}", path.display()).into())
+    }
+}
+
+/// A task of the root with Debian's Rust for WebAssembly.
+fn foreign(task: &str) -> Command {
+    let mut command = Command::new(root().join("tools/foreign/foreign.sh"));
+    command.args([task, "wasm32"]).current_dir(root());
+    command
 }
 
 /// Says which program of the tests is missing. Root on Debian gets the browser.
@@ -78,11 +135,8 @@ fn missing_browser() -> Option<String> {
 }
 
 /// Builds the page and the package; returns their folder.
-pub(crate) fn build() -> Result<PathBuf> {
-    let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--quiet", "--profile", "web", "--package", "gcodec-web", "--target", TARGET]);
-    run(cargo.current_dir(root()))?;
-    let module = fs::read(target().join(TARGET).join("web/gcodec_web.wasm"))?;
+pub(crate) fn build(compiler: Compiler) -> Result<PathBuf> {
+    let module = compiler.module()?;
     let folder = target().join("web");
     let package = folder.join("npm");
     if package.exists() {

@@ -85,9 +85,9 @@ fn passed(passed: bool, what: &str) -> Result<Found> {
 }
 
 fn page() -> Result<Found> {
-    match web::missing_target() {
-        Some(missing) => Ok(Found::Skipped(missing)),
-        None => fine(format!("both are in {}", web::build()?.display())),
+    match web::Compiler::find() {
+        Err(missing) => Ok(Found::Skipped(missing)),
+        Ok(compiler) => fine(format!("both are in {}", web::build(compiler)?.display())),
     }
 }
 
