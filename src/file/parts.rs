@@ -91,7 +91,7 @@ impl<'a> File<'a> {
     /// Reads the parts of an update that is no delta, with the blocks that contain some of these elements of
     /// each tensor. Their checksums are left to the caller. `read`: as for [`File::fill`].
     ///
-    /// The first call compares the index with the heads of all blocks; others read those of needed blocks only.
+    /// The first call compares the index with the heads of all blocks; others read those of needed ones only.
     pub(super) fn parts_of_elements(
         &self,
         entry: &UpdateEntry,

@@ -19,7 +19,7 @@ pub struct Args {
     /// Builds without tests.
     #[arg(long)]
     no_tests: bool,
-    /// Compiles with Debian's Rust, as where the installed one has no library for WebAssembly (root on Debian).
+    /// Compiles with Debian's Rust, as where the installed one cannot (root on Debian).
     #[arg(long)]
     debian: bool,
     /// Writes the picture of the page for the README.
