@@ -10,20 +10,16 @@ that it changes. They need no connection to the trainer, and one that joins late
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-from gcodec.errors import InputError, IoError
-from gcodec.store import Follower, Store, Update
+from gcodec.engines.exchange import Exchange
 
 BACKEND = "gcodec"
 """The name of the engine in verl."""
-_POLL = 0.05
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -39,13 +35,11 @@ class GcodecCheckpointEngine(CheckpointEngine):
 
     def __init__(self, bucket_size: int, store: str, timeout: float = 600, is_master: bool = False) -> None:
         del bucket_size
-        self.store, self.timeout, self.is_master = Store(store), timeout, is_master
-        self.follower = Follower(self.store)
-        self._next: int | None = None
+        self.exchange, self.is_master = Exchange(store, timeout), is_master
 
     def prepare(self) -> dict[str, Any]:
         """Returns the version that the next update makes, on rank 0 of the trainer."""
-        return {"version": self.store.latest() + 1} if self.is_master else {}
+        return {"version": self.exchange.announced()} if self.is_master else {}
 
     @classmethod
     def build_topology(
@@ -57,11 +51,11 @@ class GcodecCheckpointEngine(CheckpointEngine):
 
     def init_process_group(self, version: int) -> None:
         """Notes the version. There is no group."""
-        self._next = version
+        self.exchange.version = version
 
     def finalize(self) -> None:
         """Forgets the version."""
-        self._next = None
+        self.exchange.version = None
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> dict[str, float]:
         """Publishes the version, on rank 0. The other ranks only take part in gathering.
@@ -71,16 +65,10 @@ class GcodecCheckpointEngine(CheckpointEngine):
         Raises:
             ConflictError: another trainer publishes to the store.
         """
-        gathered = {}
-        for name, tensor in weights:
-            if self.is_master:
-                gathered[name] = tensor.detach().to("cpu", copy=True)
-        if not self.is_master:
-            return {}
         meta = {} if global_steps is None else {"global_steps": str(global_steps)}
-        published = await asyncio.to_thread(self.store.publish, gathered, meta=meta)
-        if published.version != self._next:
-            raise InputError(f"version {published.version} was published, and {self._next} expected: another trainer publishes to the store")
+        published = await self.exchange.send(weights, sends=self.is_master, meta=meta)
+        if published is None:
+            return {}
         sent = (published.delta_bytes or 0) + (published.anchor_bytes or 0)
         return {"gcodec/published_bytes": float(sent), "gcodec/weights_bytes": float(published.bytes)}
 
@@ -92,23 +80,6 @@ class GcodecCheckpointEngine(CheckpointEngine):
             IoError: the version does not come (kind `too-slow`).
         """
         del global_steps
-        update = await asyncio.to_thread(self._wait)
-        if update is None:
-            return
-        follower, tensors = self.follower, update.tensors(framework="torch")
-        # A generator cannot see that the loader failed: it is not resumed then.
-        self.follower = Follower(self.store)
-        for name, tensor in tensors.items():
-            yield name, tensor
-        update._finish(lambda: None)
-        self.follower = follower
-
-    def _wait(self) -> Update | None:
-        if self._next is None:
-            raise InputError("init_process_group comes before receive_weights")
-        end = time.monotonic() + self.timeout
-        while self.store.latest() < self._next:
-            if time.monotonic() > end:
-                raise IoError(f"version {self._next} did not come within {self.timeout} s", kind="too-slow")
-            time.sleep(_POLL)
-        return self.follower.stage(self._next)
+        async for batch in self.exchange.receive():
+            for name, tensor in batch:
+                yield name, tensor
