@@ -80,7 +80,7 @@ impl Kind {
 }
 
 /// An immutable object with weights, or with the table of tensors.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Object {
     /// Name in the store.
     pub(crate) path: String,

@@ -101,6 +101,54 @@ pub struct Replica {
 }
 
 impl Replica {
+    /// Returns tensors that come from no store, such as those of another project's versions. Deltas of a
+    /// [`Store`] do not apply to them.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if two tensors have one name.
+    ///
+    /// [`Store`]: crate::Store
+    pub fn of_tensors(
+        version: u64,
+        meta: BTreeMap<String, String>,
+        tensors: Vec<(String, TensorBuf)>,
+    ) -> Result<Self> {
+        let info = |(name, tensor): &(String, TensorBuf)| {
+            TensorInfo::new(name.clone(), tensor.dtype(), tensor.shape().to_vec())
+        };
+        let infos: Vec<TensorInfo> = tensors.iter().map(info).collect();
+        let model = Model::new(infos, &[tensors.len()], Object::default()).map_err(Error::Codec)?;
+        let tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| Arc::new(tensor)).collect();
+        let digest = |(info, tensor): (&TensorInfo, &Arc<TensorBuf>)| info.sum_digest(tensor.view());
+        let digests = model.infos.par_iter().zip(&tensors).map(digest).collect::<gcodec::Result<_>>();
+        Ok(Self { version, meta, digests: digests.map_err(Error::Codec)?, model: Arc::new(model), tensors })
+    }
+
+    /// Returns another version, which shares the tensors that are not in `changed`, and the names of those
+    /// that differ.
+    ///
+    /// # Errors
+    /// [`Error::Codec`] if a tensor is not as one of the replica.
+    pub fn with_changed(
+        &self,
+        version: u64,
+        meta: BTreeMap<String, String>,
+        changed: Vec<(String, TensorBuf)>,
+    ) -> Result<(Self, Vec<String>)> {
+        let mut next = Self { version, meta, ..self.clone() };
+        let mut touched = Vec::new();
+        for (name, tensor) in changed {
+            let n =
+                self.model.find(&name).ok_or_else(|| Error::input(format!("there is no tensor {name:?}")))?;
+            let digest = self.model.infos[n].sum_digest(tensor.view()).map_err(Error::Codec)?;
+            if digest != self.digests[n] {
+                touched.push(name);
+            }
+            (next.tensors[n], next.digests[n]) = (Arc::new(tensor), digest);
+        }
+        Ok((next, touched))
+    }
+
     /// Returns the version.
     pub fn version(&self) -> u64 {
         self.version

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from gcodec import _native
 from gcodec._native import Tensor, without_prefix
@@ -246,13 +246,23 @@ class Update:
         return self.version
 
 
+class Source(Protocol):
+    """What a `Follower` follows: a `Store`, or `gcodec.engines.versions.Versions`."""
+
+    @property
+    def _native(self) -> Any: ...
+    def latest(self) -> int:
+        """Returns the number of the latest version, 0 if there is none."""
+        ...
+
+
 class Follower:
     """Follows a store: without weights at first, or from weights that the engine has loaded.
 
     It keeps a copy of the weights on the host.
 
     Args:
-        store: the store.
+        store: the store, or another source of versions.
         weights: a tree of the tensors of `version`, which the engine has loaded already. They are compared
             with the digest in the store, and copied. Default: the first update has every tensor.
         version: a version of the store.
@@ -266,7 +276,7 @@ class Follower:
     """
 
     def __init__(
-        self, store: Store, weights: Any = None, version: int | None = None, *, strip_prefix: str | None = None
+        self, store: Source, weights: Any = None, version: int | None = None, *, strip_prefix: str | None = None
     ) -> None:
         if (weights is None) != (version is None):
             raise InputError("a Follower begins with weights and their version, or with neither")

@@ -25,6 +25,7 @@ mod store;
 mod tensor;
 mod threads;
 mod update;
+mod versions;
 
 use pyo3::prelude::*;
 
@@ -74,6 +75,8 @@ mod _native {
     use crate::tensor::Tensor;
     #[pymodule_export]
     use crate::threads::{num_threads, set_num_threads};
+    #[pymodule_export]
+    use crate::versions::Versions;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use gcodec::{TensorBuf, TensorView};
-use gcodec_store::{Collection, Error, Options, Policy, Publisher, Replica as Held, Staged, Verified};
+use gcodec_store::{Collection, Error, Options, Policy, Publisher, Replica as Held, Staged};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rayon::prelude::*;
@@ -16,7 +16,7 @@ use crate::patches::{Parts, Patch};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
-fn raise(py: Python<'_>, error: Error) -> PyErr {
+pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
     let class = match &error {
         Error::Stream { source: gcodec::Error::Limit(_), .. } => "LimitError",
         Error::Limit { .. } => "LimitError",
@@ -143,8 +143,10 @@ impl Store {
         })?;
         let (verified, bytes, steps) = verified.map_err(|e| raise(py, e))?;
         let touched = verified.touched().map(|(name, _)| name.to_owned()).collect();
-        let held = held.map(|held| held.version());
-        Ok(Version { held, touched, bytes, steps, verified: Mutex::new(Some(verified)) })
+        // Nothing fails: the touched tensors go to no sink here.
+        let replica = verified.commit_to(&mut |_: &str, _: TensorView<'_>| Ok::<(), String>(()));
+        let replica = replica.map_err(|e| errors::input(py, &e.to_string()))?;
+        Ok(Version::new(held.map(|held| held.version()), replica, touched, bytes, steps))
     }
 
     /// Returns the number of the latest version, 0 if there is none.
@@ -212,7 +214,20 @@ pub(crate) struct Version {
     bytes: u64,
     #[pyo3(get)]
     steps: usize,
-    verified: Mutex<Option<Verified>>,
+    replica: Mutex<Option<Held>>,
+}
+
+impl Version {
+    /// `held`: version of the replica that it replaces.
+    pub(crate) fn new(
+        held: Option<u64>,
+        replica: Held,
+        touched: Vec<String>,
+        bytes: u64,
+        steps: usize,
+    ) -> Self {
+        Self { held, touched, bytes, steps, replica: Mutex::new(Some(replica)) }
+    }
 }
 
 #[pymethods]
@@ -222,18 +237,16 @@ impl Version {
         if held != self.held {
             return Err(errors::input(py, "the version was staged for another replica"));
         }
-        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let verified = verified.ok_or_else(|| errors::input(py, "the version was committed before"))?;
-        // Nothing fails: the touched tensors go to no sink here.
-        let replica = verified.commit_to(&mut |_: &str, _: TensorView<'_>| Ok::<(), String>(()));
-        Ok(Replica { held: replica.map_err(|e| errors::input(py, &e.to_string()))? })
+        let replica = self.replica.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = replica.ok_or_else(|| errors::input(py, "the version was committed before"))?;
+        Ok(Replica { held })
     }
 }
 
 /// A version that is held in memory.
 #[pyclass(frozen, module = "gcodec._native")]
 pub(crate) struct Replica {
-    held: Held,
+    pub(crate) held: Held,
 }
 
 #[pymethods]

@@ -4,6 +4,7 @@ real steps of a transformer: the same bytes, both ways."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("zstandard")
+zstandard = pytest.importorskip("zstandard")
 pytest.importorskip("xxhash")
 pytest.importorskip("blake3")
 pytest.importorskip("safetensors")
 
-from conftest import ROOT  # noqa: E402
-from weight_versions import INDEX, STATE, folder_of, publish, pull, weights_of  # noqa: E402
+import gcodec  # noqa: E402
+from gcodec.engines.versions import ENCODING, Versions, apply, difference  # noqa: E402
+from gcodec.store import Follower, Store  # noqa: E402
+from weight_versions import ENCODINGS, INDEX, STATE, folder_of, publish, pull, weights_of  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[3]
 CHAIN = ROOT.parent / "shared/gradients/weight_sync/chain"
 STEPS = 6
 # Each encoding with each checksum.
@@ -68,6 +72,13 @@ def written(place: Path, versions: tuple[Path, list[Weights]]) -> Path:
         publish(place, version, weights[version - 1], weights[version], encoding, checksum)
     folder_of(place, 0).symlink_to(base)
     return place
+
+
+def tensors_of(folder: Path) -> dict[str, gcodec.Tensor]:
+    """Returns the tensors of a checkpoint of bf16 weights in one file."""
+    data = (folder / "model.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: gcodec.Tensor("bf16", tuple(header[name]["shape"]), part.tobytes()) for name, part in weights_of(folder).items()}
 
 
 def same(found: Weights, expected: Weights) -> None:
@@ -190,3 +201,163 @@ def test_what_is_wrong_is_named(tmp_path: Path, versions: tuple[Path, list[Weigh
         assert part in run(f"digest {last}", code), new
     index.write_text(text)
     run(f"digest {last}")
+
+
+def test_a_version_is_pulled(tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any) -> None:
+    base, weights = versions
+    written(tmp_path / "updates", versions)
+    (tmp_path / "got").mkdir()
+    assert "6 steps" in run("pull updates -o got/model.safetensors")
+    same(weights_of(tmp_path / "got"), weights[STEPS])
+    run("pull updates -o got/model.safetensors --version 2")
+    same(weights_of(tmp_path / "got"), weights[2])
+    (tmp_path / "got/model.safetensors").rename(tmp_path / "two.safetensors")
+    # From what a host has, although the version before is gone.
+    shutil.rmtree(folder_of(tmp_path / "updates", 1))
+    run("pull updates -o got/model.safetensors", 2)
+    assert "3 steps" in run("pull updates -o got/model.safetensors --base two.safetensors --version 5")
+    same(weights_of(tmp_path / "got"), weights[5])
+    run("pull updates -o one.safetensors --base two.safetensors --version 2")
+    run("diff one.safetensors two.safetensors")
+    # Differences that are still being written are not the newest version.
+    index = folder_of(tmp_path / "updates", STEPS) / INDEX
+    index.rename(tmp_path / "index")
+    assert f"version {STEPS - 1}:" in run("pull updates -o got/model.safetensors --base two.safetensors")
+    assert "not complete" in run(f"pull updates -o x.safetensors --base two.safetensors --version {STEPS}", 3)
+    # It is no store, and does not become one.
+    for line in ("publish updates one.safetensors", "log updates", "fold updates 2 3", "gc updates"):
+        assert "convert --to" in run(line, 2)
+    assert all(path.name.startswith("weight_v") for path in (tmp_path / "updates").iterdir())
+
+
+def test_a_follower_follows_folders(tmp_path: Path, versions: tuple[Path, list[Weights]]) -> None:
+    base, weights = versions
+    served = {name: data.copy() for name, data in weights[0].items()}
+    place = tmp_path / "updates"
+    place.mkdir()
+    source = Versions(place, base=base)
+    # The engine has the checkpoint: the first update has differences only.
+    follower = Follower(source, tensors_of(base), version=0)
+    late = Follower(source)
+    assert follower.stage() is None and source.latest() == 0
+    for version in range(1, STEPS + 1):
+        publish(place, version, weights[version - 1], weights[version], *HOW[version - 1])
+        if version in (2, 3):
+            continue
+        update = follower.stage()
+        assert update is not None and update.steps == (3 if version == 4 else 1)
+        before = {name: data.copy() for name, data in served.items()}
+
+        def load(patches: gcodec.Patches) -> None:
+            for name, patch in patches.items():
+                indices, values = patch.indices, patch.values.bits()
+                assert indices is not None
+                served[name].view("<u2")[indices.numpy()] = values.numpy()
+
+        assert update.commit(load) == version
+        same(served, weights[version])
+        changed = {name for name in served if not np.array_equal(served[name], before[name])}
+        assert set(update.touched) == changed
+        assert update.meta == {"version": str(version)}
+    update = late.stage()
+    assert update is not None and set(update.touched) == set(weights[0])
+    got = {}
+    assert update.apply(lambda name, tensor: got.__setitem__(name, np.frombuffer(tensor.tobytes(), np.uint8)), framework=None)
+    same(got, weights[STEPS])
+    # Back to an earlier version, which no difference leads to.
+    update = late.stage(3)
+    assert update is not None
+    update.apply(lambda name, tensor: got.__setitem__(name, np.frombuffer(tensor.tobytes(), np.uint8)), framework=None)
+    same(got, weights[3])
+
+
+def test_a_follower_refuses_what_is_wrong(tmp_path: Path, versions: tuple[Path, list[Weights]]) -> None:
+    base, weights = versions
+    place = written(tmp_path / "updates", versions)
+    tensors = tensors_of(base)
+    with pytest.raises(gcodec.InputError, match="not those of version 2: tensor"):
+        Follower(Versions(place), tensors, version=2)
+    follower = Follower(Versions(place), tensors, version=0)
+    shard = folder_of(place, 2) / "model-00000-of-00002.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(gcodec.FormatError, match=shard.name):
+        follower.stage()
+    assert follower.version == 0 and not follower.poisoned
+    shard.write_bytes(whole)
+    assert follower.stage() is not None
+    with pytest.raises(gcodec.InputError, match="weight_v000009: there is no such version"):
+        follower.stage(9)
+    # The deltas of a store do not apply to what came from folders.
+    update = follower.stage(1)
+    assert update is not None
+    update.commit(lambda patches: None)
+    store = Store(str(tmp_path / "store"))
+    store.publish({"other": np.zeros(4, np.float32)})
+    store.publish({"other": np.ones(4, np.float32)})
+    follower.store = store
+    staged = follower.stage(2)
+    assert staged is not None and staged.touched == ["other"]
+
+
+def of_page(name: str, names: dict[str, Any]) -> Any:
+    """Returns a function of docs/engines.md, among other names."""
+    page = (ROOT / "docs/engines.md").read_text()
+    [program] = re.findall(rf"```python\n(def {name}\(.*?)```", page, re.S)
+    exec(program, names)
+    return names[name]
+
+
+def test_gcodec_is_one_more_encoding(tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any) -> None:
+    base, weights = versions
+    place, known = tmp_path / "updates", {**ENCODINGS, ENCODING: lambda context: of_page("apply_gcodec", context)}
+    encoded = of_page("gcodec_encode", {"np": np})
+
+    def encode(name: str, old: np.ndarray, new: np.ndarray) -> bytes:
+        return zstandard.ZstdCompressor(level=1).compress(encoded(name, new, old, "torch.bfloat16"))
+
+    for version in range(1, STEPS + 1):
+        publish(place, version, weights[version - 1], weights[version], ENCODING, encode=encode)
+        pull(tmp_path / "local", base, place, version, known)
+        same(weights_of(tmp_path / "local"), weights[version])
+    # A receiver that was not taught refuses it.
+    with pytest.raises(NotImplementedError):
+        pull(tmp_path / "other", base, place, 1)
+    # The command line reads and writes it, and it is the smallest.
+    folder_of(place, 0).symlink_to(base)
+    assert f"ok: {STEPS + 1} versions" in run("verify updates")
+    assert "gcodec differences" in run("inspect updates/weight_v000002")
+    inputs = " ".join(f"updates/weight_v{v:06d}" for v in range(1, STEPS + 1))
+    sizes = {}
+    for form in ("gcodec", "xor", "overwrite"):
+        run(f"convert {inputs} -o {form} --to {form} --base {base}")
+        pull(tmp_path / f"local-{form}", base, tmp_path / form, STEPS, known)
+        same(weights_of(tmp_path / f"local-{form}"), weights[STEPS])
+        sizes[form] = sum(path.stat().st_size for path in (tmp_path / form).glob("*/*.safetensors"))
+    run(f"convert {inputs} -o chain.gcu --layout slime --base {base}")
+    sizes["one stream"] = (tmp_path / "chain.gcu").stat().st_size
+    print("bytes of differences:", sizes)
+    assert sizes["one stream"] < sizes["gcodec"] < 0.6 * sizes["xor"] < sizes["xor"] < sizes["overwrite"]
+
+
+def test_a_difference_changes_a_tensor_or_nothing() -> None:
+    old = np.arange(4000, dtype=np.uint16).view(np.uint8)
+    new = old.copy()
+    new[::50] ^= 3
+    for dtype in ("bf16", "u8", "i16", "complex64", "f32"):
+        data = difference("w", old, new, dtype)
+        region = old.copy()
+        apply(region, data)
+        assert np.array_equal(region, new)
+        # Again, cut, damaged, or at another tensor: the bytes stay.
+        for wrong in (data, data[:-1], data[:40] + b"x" + data[41:], b"", b"no stream"):
+            with pytest.raises((gcodec.FormatError, gcodec.InputError)):
+                apply(region, wrong)
+            assert np.array_equal(region, new)
+        with pytest.raises(gcodec.InputError):
+            apply(old[:-8].copy(), data)
+    with pytest.raises(gcodec.InputError, match="no elements"):
+        difference("w", old[:3], new[:3], "bf16")
+    two = gcodec.encode({"a": new, "b": new}, "lossless")
+    with pytest.raises(gcodec.FormatError, match="one tensor"):
+        apply(old.copy(), two)

@@ -13,8 +13,10 @@ import json
 import mmap
 import shutil
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,11 @@ CHECKSUMS: dict[str, Callable[[Any], str]] = {
     "adler32": lambda data: f"{zlib.adler32(data):08x}",
 }
 
-Apply = Callable[[np.ndarray, memoryview], None]
-"""Changes the bytes of a tensor in place by its difference."""
+Item = tuple[str, memoryview, Path, int, int, "str | None"]
+"""A tensor to change: name, difference, file, place and bytes there, checksum of the result."""
+Apply = Callable[[Item], None]
+Context = dict[str, Any]
+"""Names that functions for an encoding find around them: `open_mmaps`, `algorithm`, `mismatches`, `lock`."""
 
 
 def folder_of(run: Path, version: int) -> Path:
@@ -89,26 +94,39 @@ def _difference(encoding: str, old: np.ndarray, new: np.ndarray) -> bytes:
     return np.uint32(len(changed)).tobytes() + changed.astype("<u4").tobytes() + new[changed].tobytes()
 
 
-def apply_xor(region: np.ndarray, difference: memoryview) -> None:
-    reader = zstandard.ZstdDecompressor().stream_reader(difference)
-    at = 0
-    while at < len(region) and (piece := reader.read(min(2 << 20, len(region) - at))):
-        region[at : at + len(piece)] ^= np.frombuffer(piece, np.uint8)
-        at += len(piece)
+def xor_of(context: Context) -> Apply:
+    def apply_xor(item: Item) -> None:
+        name, compressed, path, offset, nbytes, want = item
+        region = np.ndarray((nbytes,), np.uint8, context["open_mmaps"][path][1], offset)
+        reader = zstandard.ZstdDecompressor().stream_reader(compressed)
+        at = 0
+        while at < nbytes and (piece := reader.read(min(2 << 20, nbytes - at))):
+            region[at : at + len(piece)] ^= np.frombuffer(piece, np.uint8)
+            at += len(piece)
+        if CHECKSUMS[context["algorithm"]](region) != want:
+            context["mismatches"].append(name)
+
+    return apply_xor
 
 
-def apply_overwrite(region: np.ndarray, difference: memoryview) -> None:
-    # It needs the number of bytes in the frame.
-    plain = np.frombuffer(zstandard.ZstdDecompressor().decompress(difference), np.uint8)
-    count = int.from_bytes(plain[:4].tobytes(), "little")
-    positions = plain[4 : 4 + 4 * count].view("<u4")
-    region[positions] = plain[4 + 4 * count :]
+def overwrite_of(context: Context) -> Apply:
+    def apply_overwrite(item: Item) -> None:
+        name, compressed, path, offset, nbytes, want = item
+        region = np.ndarray((nbytes,), np.uint8, context["open_mmaps"][path][1], offset)
+        # It needs the number of bytes in the frame.
+        plain = np.frombuffer(zstandard.ZstdDecompressor().decompress(compressed), np.uint8)
+        count = int.from_bytes(plain[:4].tobytes(), "little")
+        region[plain[4 : 4 + 4 * count].view("<u4")] = plain[4 + 4 * count :]
+        if CHECKSUMS[context["algorithm"]](region) != want:
+            context["mismatches"].append(name)
+
+    return apply_overwrite
 
 
-ENCODINGS: dict[str, Apply] = {"xor": apply_xor, "overwrite": apply_overwrite}
+ENCODINGS: dict[str, Callable[[Context], Apply]] = {"xor": xor_of, "overwrite": overwrite_of}
 
 
-def pull(local: Path, base: Path, run: Path, target: int, encodings: dict[str, Apply] | None = None) -> None:
+def pull(local: Path, base: Path, run: Path, target: int, encodings: dict[str, Callable[[Context], Apply]] | None = None) -> None:
     """Brings a local checkpoint to a version, in place, as SGLang's `/pull_weights` does on each host."""
     state = local / STATE
     state.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +173,7 @@ def _entries(file: Path) -> Iterator[tuple[str, Any]]:
             yield name, entry
 
 
-def _apply(local: Path, folder: Path, encodings: dict[str, Apply]) -> None:
+def _apply(local: Path, folder: Path, encodings: dict[str, Callable[[Context], Apply]]) -> None:
     index = json.loads((folder / INDEX).read_text())
     said, state = index["metadata"], local / STATE
     applied = int(json.loads(state.read_text())["version"])
@@ -170,7 +188,8 @@ def _apply(local: Path, folder: Path, encodings: dict[str, Apply]) -> None:
         if name != "__metadata__"
     }
     state.unlink()
-    wrong = []
+    open_mmaps: dict[Path, Any] = {}
+    items: list[Item] = []
     for file in sorted(set(index["weight_map"].values())):
         entries = dict(_entries(folder / file))
         sums = entries.pop("__metadata__", {})
@@ -180,14 +199,26 @@ def _apply(local: Path, folder: Path, encodings: dict[str, Apply]) -> None:
         blob = memoryview((folder / file).read_bytes())
         for name, (begin, end) in entries.items():
             path, (first, last) = places[name]
-            with path.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
-                region = np.ndarray((last - first,), np.uint8, mapped, first)
-                encodings[said["delta_encoding"]](region, blob[begin:end])
-                if CHECKSUMS[said["checksum_format"]](region) != sums.get(name):
-                    wrong.append(name)
-                del region
-    if wrong:
-        raise RuntimeError(f"wrong checksum: {wrong}")
+            if path not in open_mmaps:
+                opened = path.open("r+b")
+                open_mmaps[path] = (opened, mmap.mmap(opened.fileno(), 0))
+            items.append((name, blob[begin:end], path, first, last - first, sums.get(name)))
+    context: Context = {
+        "np": np,
+        "zstandard": zstandard,
+        "_checksum": lambda algorithm, data: CHECKSUMS[algorithm](data),
+        "open_mmaps": open_mmaps,
+        "algorithm": said["checksum_format"],
+        "mismatches": [],
+        "lock": threading.Lock(),
+    }
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(encodings[said["delta_encoding"]](context), items))
+    for opened, mapped in open_mmaps.values():
+        mapped.close()
+        opened.close()
+    if context["mismatches"]:
+        raise RuntimeError(f"wrong checksum: {context['mismatches']}")
     state.write_text(json.dumps({"version": said["version"]}))
 
 

@@ -52,6 +52,8 @@ mod terminal;
 #[cfg(test)]
 mod testing;
 mod verify;
+#[doc(hidden)]
+pub mod versions;
 #[cfg(feature = "view")]
 mod view;
 

@@ -68,6 +68,43 @@ fn updates_that_do_not_fit_are_refused() {
     }
 }
 
+#[test]
+fn values_replace_those_of_a_base() {
+    let dir = Dir::new();
+    let old: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    let mut new = old.clone();
+    (new[3], new[11]) = (0.0, -1.0);
+    let bias = f32s(&[1.0, 2.0]);
+    for (file, w) in [("old.safetensors", &old), ("new.safetensors", &new)] {
+        write_tensors(&dir.path(file), &[("w", "F32", &[3, 4], &f32s(w)), ("b", "F32", &[2], &bias)]);
+    }
+    let places: Vec<u8> = [11i32, 3].iter().flat_map(|place| place.to_le_bytes()).collect();
+    let patch = |values: &[f32]| {
+        let (len, values) = ([values.len() as u64], f32s(values));
+        let parts = [("w.indices", "I32", &[2u64][..], &places[..]), ("w.values", "F32", &len, &values)];
+        write_tensors(&dir.path("patch.safetensors"), &parts);
+    };
+    patch(&[-1.0, 0.0]);
+    // A value of zero replaces, too, and the update is a delta.
+    dir.well("convert patch.safetensors -o patch.gcu --layout pairs --base old.safetensors --step 7");
+    dir.well("decode patch.gcu -o got.safetensors --base old.safetensors -q");
+    dir.well("diff got.safetensors new.safetensors");
+    assert_eq!(json(&dir, "inspect patch.gcu --json")["updates"][0]["delta"], true);
+    patch(&[-1.0]);
+    dir.fails(
+        3,
+        "2 indices for 1 values",
+        "convert patch.safetensors -o x.gcu --layout pairs --base old.safetensors",
+    );
+    write_tensors(&dir.path("half.safetensors"), &[("w", "F16", &[3, 4], &[0; 24])]);
+    patch(&[-1.0, 0.0]);
+    dir.fails(
+        2,
+        "values are f32",
+        "convert patch.safetensors -o x.gcu --layout pairs --base half.safetensors",
+    );
+}
+
 /// Writes a version as slime does: the bytes that changed, compressed, with the checksum of the result.
 fn publish(dir: &Dir, version: usize, encoding: &str, old: &[u8], new: &[u8]) {
     let folder = format!("weight_v{version:06}");

@@ -19,11 +19,12 @@ NEEDS = {
     "follow.py": "transformers",
     "grpo.py": "trl",
     "slime_hooks.py": "safetensors",
+    "folders.py": "safetensors",
 }
 
 
 def test_every_program_is_run_here() -> None:
-    # The block of vLLM is what test_vllm.py does.
+    # The block of vLLM is what test_vllm.py does; those of an encoding, what test_versions.py does.
     assert set(PROGRAMS) == set(NEEDS)
 
 

@@ -36,7 +36,8 @@ use std::path::PathBuf;
 Layouts:
   pairs  a .pt, .npz or .safetensors of indices and values: a list of (indices, values) in the order
          of --like, a dict of them, or NAME.indices and NAME.values. The indices count the elements
-         of the flattened tensor
+         of the flattened tensor. With --base in place of --like, the values replace its elements, as
+         those of vLLM's sparse patches do
   demo   DeMo, SparseLoCo and templar: NAMEidxs and NAMEvals, positions in chunks of at most --chunk
          by --chunk elements, 12-bit indices and 8-bit values with their lookup tables included.
          With --dct the values are coefficients of DeMo's cosine transform
@@ -68,7 +69,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value = "xxh3-128", requires = "to")]
     checksum: Checksum,
     /// File of tensors with the names, shapes and order of the model's tensors
-    #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "pairs"), ("layout", "demo")]))]
+    #[arg(long, value_name = "FILE", required_if_eq("layout", "demo"), conflicts_with = "base")]
     like: Option<PathBuf>,
     /// Weights before the first update
     #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "slime"), ("layout", "nemo")]))]
@@ -163,12 +164,15 @@ impl Args {
         match (self.layout, like, base) {
             (Some(Layout::Slime), _, Some(base)) => slime::read(path, base),
             (Some(Layout::Nemo), _, Some(base)) => nemo::read(path, base),
+            (Some(Layout::Pairs), _, Some(base)) => pairs::replace(&Dump::open(path)?, base),
             (Some(Layout::Pairs), Some(like), _) => pairs::read(&Dump::open(path)?, like),
             (Some(Layout::Demo), Some(like), _) => {
                 let grid = chunks::Grid { longest: self.chunk, dct: self.dct };
                 chunks::read(&Dump::open(path)?, like, grid)
             }
-            _ => Err(Failure::usage("--like, or for the layouts slime and nemo --base, is needed")),
+            _ => {
+                Err(Failure::usage("--like or --base is needed: --like for demo, --base for slime and nemo"))
+            }
         }
     }
 }

@@ -88,6 +88,32 @@ pub(super) fn read(dump: &Dump, like: &Dump) -> Result<Foreign> {
     })
 }
 
+/// Reads flat indices and the values that replace the elements of the base there.
+pub(super) fn replace(dump: &Dump, base: &Dump) -> Result<Foreign> {
+    let mut tensors: Vec<NamedTensor> = base.tensors.iter().map(NamedTensor::copied).collect();
+    for (name, pair) in find(dump)? {
+        let (indices, values) = pair.both(name)?;
+        let old = of_model(base, name)?;
+        let about = |e: Failure| e.about(format_args!("tensor {:?}", old.name()));
+        let (view, values) = (old.view(), values.view());
+        if values.dtype() != view.dtype() {
+            let (new, old) = (values.dtype(), view.dtype());
+            return Err(about(Failure::usage(format_args!("its values are {new}, those of --base {old}"))));
+        }
+        let places = integers(&indices.view()).map_err(about)?;
+        let new = place(view.shape(), &places, &values, view.data().to_vec()).map_err(about)?;
+        if let Some(tensor) = tensors.iter_mut().find(|tensor| tensor.name() == old.name()) {
+            *tensor = NamedTensor::new(old.name().to_owned(), new);
+        }
+    }
+    Ok(Foreign {
+        tensors,
+        label: "converted from indices and values".to_owned(),
+        metadata: dump.metadata.clone(),
+        said: Origin::said(dump, None),
+    })
+}
+
 /// Returns the elements of a tensor of integers.
 pub(super) fn integers(view: &TensorView<'_>) -> Result<Vec<u64>> {
     use Dtype::{I8, I16, I32, I64, U8, U16, U32, U64};
@@ -107,6 +133,14 @@ pub(super) fn integers(view: &TensorView<'_>) -> Result<Vec<u64>> {
 
 /// Puts values at their places in a tensor of zeros of this shape.
 pub(super) fn scatter(shape: &[u64], places: &[u64], values: &TensorView<'_>) -> Result<TensorBuf> {
+    let size = values.dtype().bits() as usize / 8;
+    // The size is that of a tensor of the model, whose own bytes are there.
+    let elements = gcodec::internal::elements(shape).unwrap_or(0);
+    place(shape, places, values, vec![0; elements as usize * size])
+}
+
+/// Puts values at their places among the bytes of a tensor.
+fn place(shape: &[u64], places: &[u64], values: &TensorView<'_>, mut data: Vec<u8>) -> Result<TensorBuf> {
     let dtype = values.dtype();
     let elements = gcodec::internal::elements(shape).unwrap_or(0);
     if places.len() as u64 != values.elements() {
@@ -120,8 +154,6 @@ pub(super) fn scatter(shape: &[u64], places: &[u64], values: &TensorView<'_>) ->
     if size == 0 {
         return Err(Failure::invalid(format_args!("its values are {dtype}, which takes less than a byte")));
     }
-    // The size is that of a tensor of the model, whose own bytes are there.
-    let mut data = vec![0; elements as usize * size];
     let mut seen = vec![0u64; (elements as usize).div_ceil(64)];
     for (value, &place) in values.data().chunks_exact(size).zip(places) {
         let (word, bit) = (place as usize / 64, 1 << (place % 64));

@@ -25,8 +25,22 @@ pub(super) enum Form {
     Xor,
     /// The positions of the bytes that change, and the new ones: larger, and can be applied twice
     Overwrite,
+    /// A stream of one delta for each tensor, for receivers that were taught this encoding
+    Gcodec,
     /// A checkpoint, with the other files of the folder --base
     Whole,
+}
+
+impl Form {
+    /// Returns the encoding of differences; `None` if the version is whole.
+    fn encoding(self) -> Option<Encoding> {
+        match self {
+            Self::Xor => Some(Encoding::Xor),
+            Self::Overwrite => Some(Encoding::Overwrite),
+            Self::Gcodec => Some(Encoding::Gcodec),
+            Self::Whole => None,
+        }
+    }
 }
 
 /// File of the tensors of a whole version.
@@ -130,12 +144,9 @@ impl Run {
             }
         }
         let made = Unfinished::create(&self.folder, version)?;
-        match (self.form, &self.weights) {
-            (Form::Whole, _) => self.write_whole(&made.0, &tensors, labels),
-            (Form::Xor, Some(old)) => self.write_differences(&made.0, Encoding::Xor, old, &tensors),
-            (Form::Overwrite, Some(old)) => {
-                self.write_differences(&made.0, Encoding::Overwrite, old, &tensors)
-            }
+        match (self.form.encoding(), &self.weights) {
+            (None, _) => self.write_whole(&made.0, &tensors, labels),
+            (Some(encoding), Some(old)) => self.write_differences(&made.0, encoding, old, &tensors),
             (_, None) => Err(Failure::usage("differences need the version before")),
         }?;
         for entry in files::entries(&made.0)? {
@@ -156,16 +167,15 @@ impl Run {
     ) -> Result<()> {
         let by_name: HashMap<&str, &NamedTensor> = old.iter().map(|t| (t.name(), t)).collect();
         let changed = |new: &NamedTensor| -> Option<Result<(String, Vec<u8>, String)>> {
-            let old = by_name.get(new.name())?.bytes();
+            let old = by_name.get(new.name())?;
             let about = |failure: Failure| failure.about(format_args!("tensor {:?}", new.name()));
-            let bytes = new.bytes();
-            let difference = match encoding.difference(&old, &bytes) {
+            let difference = match encoding.difference(old, new) {
                 Ok(difference) => difference?,
                 Err(failure) => return Some(Err(about(failure))),
             };
             // The reader needs the number of bytes in the frame, which zstd's streams leave out.
             let packed = zstd::bulk::compress(&difference, LEVEL).map_err(|e| about(e.into()));
-            Some(packed.map(|packed| (new.name().to_owned(), packed, self.checksum.digits(&bytes))))
+            Some(packed.map(|packed| (new.name().to_owned(), packed, self.checksum.digits(&new.bytes()))))
         };
         let mut changed = new.par_iter().filter_map(changed).collect::<Result<Vec<_>>>()?;
         changed.sort();

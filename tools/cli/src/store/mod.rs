@@ -10,10 +10,11 @@ use crate::fail::{Code, Failure, Outcome, Result};
 use crate::features;
 use crate::fit::Prefixes;
 use crate::progress::Progress;
+use crate::tensors::versions;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec_store::{Error, Options, Replica, Store};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Key of a file's metadata with the version that it contains.
@@ -55,8 +56,19 @@ struct Place {
 }
 
 impl Place {
+    /// Returns the newest version of the folder, if it has versions of slime and miles instead of a store.
+    fn newest(&self) -> Result<Option<u64>> {
+        let folder = Path::new(&self.store);
+        if folder.is_dir() { versions::published(folder) } else { Ok(None) }
+    }
+
     /// Opens the store; a progress bar shows its transfers.
     fn open(&self, what: &'static str, cache: Option<PathBuf>) -> Result<Store> {
+        if self.newest()?.is_some() {
+            let what = "the folder has versions of slime and miles, of which `gcodec pull`, `verify` and `audit` \
+                        read all, and other commands each; `gcodec convert --to` adds versions";
+            return Err(Failure::usage(what).about(&self.store));
+        }
         let progress = Progress::new(0, what, true);
         let show = move |done, total| {
             // The amount becomes known on the way.
@@ -80,12 +92,7 @@ struct Held {
 
 /// Reads the version that a file states in its metadata.
 fn held(place: &Place, store: &Store, prefixes: &Prefixes, mut dump: Dump) -> Result<Held> {
-    let stated = dump.metadata.get(VERSION_KEY).and_then(|text| text.parse().ok());
-    let version = stated.ok_or_else(|| {
-        Failure::usage(format_args!(
-            "the file does not state its version ({VERSION_KEY}); `gcodec pull` writes it"
-        ))
-    })?;
+    let version = stated(&dump)?;
     let own = match prefixes.is_empty() {
         true => HashMap::new(),
         false => prefixes.counterparts(&store.names(version).in_store(place)?, &mut dump)?,
@@ -93,6 +100,16 @@ fn held(place: &Place, store: &Store, prefixes: &Prefixes, mut dump: Dump) -> Re
     let tensors =
         dump.tensors.into_iter().map(NamedTensor::into_parts).collect::<gcodec::Result<Vec<_>>>()?;
     Ok(Held { replica: store.hold(version, tensors).in_store(place)?, own })
+}
+
+/// Returns the version that a file states.
+fn stated(dump: &Dump) -> Result<u64> {
+    let stated = dump.metadata.get(VERSION_KEY).and_then(|text| text.parse().ok());
+    stated.ok_or_else(|| {
+        Failure::usage(format_args!(
+            "the file does not state its version ({VERSION_KEY}); `gcodec pull` writes it"
+        ))
+    })
 }
 
 /// Adds the store's location to an error.

@@ -1,18 +1,20 @@
 //! `gcodec pull`: writes a version of a store to a file.
 
-use super::{Held, InStore, Place, VERSION_KEY, held};
+use super::{Held, InStore, Place, VERSION_KEY, held, stated};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::fit::{Prefixes, check_unique};
 use crate::options::check_output_is_new;
 use crate::output::{counted, human_bytes, note};
+use crate::tensors::versions::{self, Chain, Start};
 use crate::tensors::{self, Dump, Labels};
 use gcodec_store::Store;
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Write a version of a store to a file
+/// Write a version of a store, or of slime and miles, to a file
 ///
-/// The file is written only if every digest is correct.
+/// The file is written only if every digest is correct. STORE may also be a folder with the versions of slime
+/// and miles (weight_vNNNNNN): every checksum is then compared.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 With --base, only the changes since that version are downloaded, or an anchor if that is smaller.
@@ -21,7 +23,8 @@ With --strip-prefix, tensors have the names that the base has, or else names wit
 Examples:
   gcodec pull s3://bucket/runs/7 -o latest.safetensors
   gcodec pull runs/7 -o new.safetensors --base old.safetensors
-  gcodec pull runs/7 -o head.safetensors --version 12 --tensor lm_head.weight")]
+  gcodec pull runs/7 -o head.safetensors --version 12 --tensor lm_head.weight
+  gcodec pull updates -o new.safetensors --base old.safetensors")]
 pub(crate) struct Args {
     #[command(flatten)]
     place: Place,
@@ -48,6 +51,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     tensors::check_output(&args.output)?;
     check_output_is_new(&args.output, args.base.iter())?;
+    if let Some(newest) = args.place.newest()? {
+        return args.pull_of_run(newest, quiet);
+    }
     let store = args.place.open("pulling", args.cache.clone())?;
     if let Some(name) = &args.tensor {
         let own = args.own_name(&store, name)?;
@@ -99,6 +105,41 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 const FEW: u64 = 64;
 
 impl Args {
+    /// Writes a version of slime and miles.
+    fn pull_of_run(&self, newest: u64, quiet: bool) -> Result<Outcome> {
+        let (run, version) = (Path::new(&self.place.store), self.version.unwrap_or(newest));
+        if !self.prefixes.is_empty() || self.cache.is_some() {
+            return Err(Failure::usage("--strip-prefix and --cache are for stores")).in_file(run);
+        }
+        let base = self
+            .base
+            .as_deref()
+            .map(|path| Dump::open_carrying(path).and_then(|dump| Ok((stated(&dump)?, dump))));
+        let (held, base) = base.transpose()?.unzip();
+        let chain = Chain::to(&run.join(versions::folder_of(version)), held)?;
+        let base = base.filter(|_| matches!(chain.start, Start::Version(at) if Some(at) == held));
+        let mut dump = chain.resolve(base).in_file(run)?;
+        if let Some(name) = &self.tensor {
+            dump.tensors.retain(|tensor| tensor.name() == name);
+            if dump.tensors.is_empty() {
+                return Err(Failure::usage(format_args!("version {version} has no tensor {name:?}")))
+                    .in_file(run);
+            }
+        }
+        let mut metadata = BTreeMap::from([(VERSION_KEY.to_owned(), version.to_string())]);
+        metadata.extend(Labels::of(&dump.metadata).entry());
+        let views: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
+        tensors::write(&self.output, &views, &metadata)?;
+        if !quiet {
+            let (bytes, steps) = (human_bytes(chain.bytes()), counted(chain.steps.len() as u64, "step"));
+            note(format_args!(
+                "version {version}: {bytes} in {steps} of differences, {}",
+                counted(views.len() as u64, "tensor")
+            ));
+        }
+        Ok(Outcome::Well)
+    }
+
     /// Returns the name of a tensor in the store, which it may have with or without a prefix.
     fn own_name(&self, store: &Store, name: &str) -> Result<String> {
         if self.prefixes.is_empty() {

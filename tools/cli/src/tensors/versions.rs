@@ -9,6 +9,7 @@
 //! |                               __metadata__ has the checksum of each result, by the tensor's name
 //! xor                             new bytes ^ old bytes
 //! overwrite                       count | positions of bytes | new bytes; u32 LE for count and each position
+//! gcodec                          a stream of one delta, whose base is the tensor; only gcodec writes it
 //! ```
 //! Version 0 is the checkpoint that the engines load at first; trainers do not publish it. Here it is the
 //! folder, or the link, `weight_v000000`. docs/engines.md names the sources.
@@ -18,7 +19,12 @@ use super::{Data, Dump, NamedTensor, Opaque, Room, folder, kind, quoted};
 use crate::fail::{Failure, InFile, Result};
 use crate::files;
 use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::stream::Updates;
+use gcodec::compress;
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::internal::zstd_frame;
+use gcodec::stream::EncodeOptions;
+use gcodec::{Limits, TensorView};
 use rayon::prelude::*;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
@@ -62,6 +68,20 @@ pub(crate) fn newest(run: &Path) -> Result<Option<u64>> {
     Ok(folders_in(run)?.last().and_then(|path| version_of(path)))
 }
 
+/// Returns the newest version of a run that is complete: trainers write the index last.
+pub(crate) fn published(run: &Path) -> Result<Option<u64>> {
+    let folders = folders_in(run)?;
+    let newest = folders.iter().rev().find(|folder| files::is_file(&folder.join(INDEX)) || is_alone(folder));
+    Ok(newest.and_then(|path| version_of(path)))
+}
+
+/// Whether the tensors of a folder without an index are one file, which is then a whole version.
+fn is_alone(folder: &Path) -> bool {
+    let mut entries = files::entries(folder).unwrap_or_default();
+    entries.retain(|path| path.extension().is_some_and(|ending| ending == "safetensors"));
+    matches!(&entries[..], [one] if one.ends_with("model.safetensors"))
+}
+
 /// Reads the version in a folder, or all versions of a run, and compares every checksum: returns the number
 /// of versions, of their differences, and of the newest version's tensors. `None`: it is neither.
 pub(crate) fn verify(folder: &Path) -> Result<Option<(u64, u64, u64)>> {
@@ -103,6 +123,8 @@ pub(crate) enum Encoding {
     Xor,
     /// The positions of the bytes that change, and the new ones
     Overwrite,
+    /// A stream of one delta
+    Gcodec,
 }
 
 /// Checksum of a tensor's bytes.
@@ -125,6 +147,7 @@ impl Difference {
         Some(match Encoding::of(index.metadata.get("delta_encoding")?.as_str()?) {
             Ok(Encoding::Xor) => "xor differences",
             Ok(Encoding::Overwrite) => "overwrite differences",
+            Ok(Encoding::Gcodec) => "gcodec differences",
             Err(_) => "differences",
         })
     }
@@ -174,13 +197,14 @@ impl Encoding {
         match self {
             Self::Xor => "xor",
             Self::Overwrite => "overwrite",
+            Self::Gcodec => "gcodec",
         }
     }
 
     fn of(name: &str) -> Result<Self> {
-        let all = [Self::Xor, Self::Overwrite];
+        let all = [Self::Xor, Self::Overwrite, Self::Gcodec];
         let found = all.into_iter().find(|encoding| encoding.name() == name);
-        found.ok_or_else(|| unknown("encoding", name, "xor and overwrite"))
+        found.ok_or_else(|| unknown("encoding", name, "xor, overwrite and gcodec"))
     }
 
     /// Changes the bytes of a tensor.
@@ -190,6 +214,8 @@ impl Encoding {
             Self::Xor => len,
             // A position and a byte for each byte, and their number.
             Self::Overwrite => len.saturating_mul(5).saturating_add(4),
+            // No stream of the tensor is longer.
+            Self::Gcodec => len.saturating_mul(2).saturating_add(1 << 20),
         };
         let change = zstd_frame(compressed, most)
             .ok_or_else(|| Failure::invalid("its difference is not one whole zstd frame"))?;
@@ -201,34 +227,72 @@ impl Encoding {
         match self {
             Self::Xor => xor(data, &change),
             Self::Overwrite => overwrite(data, &change),
+            Self::Gcodec => change_by_stream(data, &change),
         }
     }
 
-    /// Returns the difference of two tensors of equal length; `None` if they are equal.
+    /// Returns the difference of a tensor and one of its type and shape; `None` if they are equal.
     ///
     /// # Errors
     /// A limit, if the positions do not fit.
-    pub(crate) fn difference(self, old: &[u8], new: &[u8]) -> Result<Option<Vec<u8>>> {
-        if old == new {
-            return Ok(None);
+    pub(crate) fn difference(self, old: &NamedTensor, new: &NamedTensor) -> Result<Option<Vec<u8>>> {
+        let (old_bytes, new_bytes) = (old.bytes(), new.bytes());
+        match self {
+            _ if old_bytes == new_bytes => Ok(None),
+            Self::Xor => Ok(Some(old_bytes.iter().zip(&*new_bytes).map(|(old, new)| old ^ new).collect())),
+            Self::Overwrite => positions(&old_bytes, &new_bytes).map(Some),
+            Self::Gcodec => stream(old, new).map(Some),
         }
-        if self == Self::Xor {
-            return Ok(Some(old.iter().zip(new).map(|(old, new)| old ^ new).collect()));
-        }
-        if new.len() as u64 > u64::from(u32::MAX) {
-            let what = format!("{} bytes; positions of overwrite end at 2^32: use xor", new.len());
-            return Err(Failure::limit(what));
-        }
-        let changed: Vec<u32> = (0u32..)
-            .zip(old.iter().zip(new))
-            .filter(|(_, (old, new))| old != new)
-            .map(|(at, _)| at)
-            .collect();
-        let mut bytes = (changed.len() as u32).to_le_bytes().to_vec();
-        bytes.extend(changed.iter().flat_map(|at| at.to_le_bytes()));
-        bytes.extend(changed.iter().map(|&at| new[at as usize]));
-        Ok(Some(bytes))
     }
+}
+
+/// Returns the difference of bytes as positions and new bytes.
+fn positions(old: &[u8], new: &[u8]) -> Result<Vec<u8>> {
+    if new.len() as u64 > u64::from(u32::MAX) {
+        let what = format!("{} bytes; positions of overwrite end at 2^32: use xor", new.len());
+        return Err(Failure::limit(what));
+    }
+    let changed: Vec<u32> =
+        (0u32..).zip(old.iter().zip(new)).filter(|(_, (old, new))| old != new).map(|(at, _)| at).collect();
+    let mut bytes = (changed.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(changed.iter().flat_map(|at| at.to_le_bytes()));
+    bytes.extend(changed.iter().map(|&at| new[at as usize]));
+    Ok(bytes)
+}
+
+/// Returns the difference of tensors as a stream of one delta.
+fn stream(old: &NamedTensor, new: &NamedTensor) -> Result<Vec<u8>> {
+    let view = new.view();
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new(new.name(), view.dtype(), view.shape())])?);
+    let input = [compress::Input { tensor: 0, name: new.name(), view, base: Some(old.view()) }];
+    let codecs = ["delta".parse().map_err(Failure::usage)?];
+    let pending = compress::pending(&input, &codecs, &compress::Options::default())?;
+    let runs = pending.deltas(&manifest, &mut compress::Digests::default())?;
+    let mut writer = gcodec::Writer::new(Vec::new(), EncodeOptions::default());
+    writer.update(&UpdateHeader::default().with_runs(runs), &manifest, pending)?;
+    Ok(writer.finish()?)
+}
+
+/// Changes the bytes of a tensor by a stream of one delta, which says its type and shape.
+fn change_by_stream(data: &mut [u8], stream: &[u8]) -> Result<()> {
+    let updates = Updates::open(stream, &Limits::default())?;
+    let one = (updates.len() == 1).then(|| updates.manifest(0).tensors());
+    let Some([info]) = one else {
+        return Err(Failure::invalid("its difference is not a stream of one update of one tensor"));
+    };
+    if info.bytes() != data.len() as u64 {
+        let (found, old) = (info.bytes(), data.len());
+        return Err(Failure::usage(format_args!(
+            "a difference of {found} bytes for {old} bytes of the base"
+        )));
+    }
+    let base = TensorView::new(info.dtype, &info.shape, data)?;
+    let tensors = updates.decode(0, |_| true, &[(info.name.clone(), base)].into())?;
+    let new = tensors.first().map(NamedTensor::bytes).unwrap_or_default().into_owned();
+    if new.len() == data.len() {
+        data.copy_from_slice(&new);
+    }
+    Ok(())
 }
 
 impl Checksum {
@@ -413,12 +477,18 @@ impl Chain {
     /// Finds the way to the version in a folder: from the version `held`, if it leads there, or from a whole
     /// one.
     pub(crate) fn to(folder: &Path, held: Option<u64>) -> Result<Self> {
+        if !files::is_folder(folder) && version_of(folder) != held {
+            return Err(Failure::usage("there is no such version")).in_file(folder);
+        }
         Self::find(folder, held, &mut Room::default())
     }
 
     fn find(folder: &Path, held: Option<u64>, room: &mut Room) -> Result<Self> {
         let mut steps = Vec::new();
         let mut at = folder.to_owned();
+        if let Some(version) = held.filter(|_| version_of(folder) == held) {
+            return Ok(Self { steps, start: Start::Version(version) });
+        }
         loop {
             let Some((path, index)) = differences(&at)? else {
                 return Ok(Self::new(steps, Start::Whole(at)));
@@ -439,6 +509,12 @@ impl Chain {
     fn new(mut steps: Vec<Step>, start: Start) -> Self {
         steps.reverse();
         Self { steps, start }
+    }
+
+    /// Returns the bytes of the differences.
+    pub(crate) fn bytes(&self) -> u64 {
+        let changes = self.steps.iter().flat_map(|step| step.changes.values());
+        changes.map(|change| change.data.len()).sum()
     }
 
     /// Returns the tensors of the version.
@@ -529,6 +605,11 @@ fn differences(folder: &Path) -> Result<Option<(PathBuf, Index)>> {
 
 /// Reads a whole version.
 fn whole(folder: &Path, room: &mut Room) -> Result<Dump> {
+    // Differences may be there before their index. Version 0 is a folder of the user's.
+    let is_complete = files::is_file(&folder.join(INDEX)) || is_alone(folder);
+    if version_of(folder).is_some_and(|version| version > 0) && !is_complete {
+        return Err(Failure::invalid("its index is missing: it is not complete")).in_file(folder);
+    }
     let path = folder::of(folder)?;
     let input = match shards::index_of_set(&path) {
         Some(index) => Input::Owned(index),
@@ -557,13 +638,18 @@ mod tests {
     #[test]
     fn both_encodings_give_the_new_bytes() {
         let (old, new) = ([1u8, 2, 3, 4], [1u8, 7, 3, 9]);
+        let tensor = |data: [u8; 4]| {
+            let tensor = gcodec::TensorBuf::new(gcodec::tensor::Dtype::I16, vec![2], data.into()).unwrap();
+            NamedTensor::new("w".into(), tensor)
+        };
         for (encoding, expected) in [
-            (Encoding::Xor, &[0, 5, 0, 13][..]),
-            (Encoding::Overwrite, &[2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 7, 9]),
+            (Encoding::Xor, Some(&[0, 5, 0, 13][..])),
+            (Encoding::Overwrite, Some(&[2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 7, 9])),
+            (Encoding::Gcodec, None),
         ] {
-            let change = encoding.difference(&old, &new).unwrap().unwrap();
-            assert_eq!(change, expected);
-            assert_eq!(encoding.difference(&new, &new).unwrap(), None);
+            let change = encoding.difference(&tensor(old), &tensor(new)).unwrap().unwrap();
+            assert!(expected.is_none_or(|expected| change == expected), "{encoding:?}");
+            assert_eq!(encoding.difference(&tensor(new), &tensor(new)).unwrap(), None);
             let mut data = old;
             encoding.apply(&mut data, &packed(&change)).unwrap();
             assert_eq!(data, new, "{encoding:?}");
@@ -577,7 +663,7 @@ mod tests {
             }
             let more = encoding.apply(&mut old.clone(), &[&whole[..], b"x"].concat());
             assert!(more.is_err(), "{encoding:?}");
-            let bomb = encoding.apply(&mut old.clone(), &packed(&[0; 1 << 20])).unwrap_err();
+            let bomb = encoding.apply(&mut old.clone(), &packed(&[0; 2 << 20])).unwrap_err();
             assert!(bomb.message.contains("more than"), "{bomb}");
         }
         let outside = Encoding::Overwrite.apply(&mut old.clone(), &packed(&[1, 0, 0, 0, 4, 0, 0, 0, 1]));
