@@ -161,8 +161,9 @@ impl<'s> Publisher<'s> {
             anchor_bytes: record.anchor.as_deref().map(layout::size),
             bytes: record.bytes,
         };
-        let kept = self.keep(&views, &old, &changed)?;
-        self.last = Some((Replica { version, meta, model, tensors: kept, digests }, record));
+        let last = self.last.take().map(|(replica, _)| replica);
+        let tensors = keep(&views, &old, &changed, last).map_err(Error::Codec)?;
+        self.last = Some((Replica { version, meta, model, tensors, digests }, record));
         Ok(published)
     }
 
@@ -171,25 +172,6 @@ impl<'s> Publisher<'s> {
         let anchor = self.store.record(record.anchor_version).ok().and_then(|record| record.anchor);
         // An anchor that cannot be read is replaced.
         anchor.as_deref().map_or(0, layout::size)
-    }
-
-    /// Copies the changed tensors, and shares the others with the last version.
-    fn keep(
-        &self,
-        views: &[TensorView<'_>],
-        old: &[Option<usize>],
-        changed: &[usize],
-    ) -> Result<Vec<Arc<TensorBuf>>> {
-        let copy = |view: &TensorView<'_>| {
-            TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec()).map(Arc::new)
-        };
-        let copied =
-            changed.par_iter().map(|&n| Ok((n, copy(&views[n])?))).collect::<gcodec::Result<HashMap<_, _>>>();
-        let mut copied = copied.map_err(Error::Codec)?;
-        let last = self.last.as_ref().map_or(&[][..], |(replica, _)| &replica.tensors);
-        let keep = |n: usize| copied.remove(&n).or_else(|| last.get(old[n]?).cloned());
-        let kept = (0..views.len()).map(keep).collect::<Option<_>>();
-        kept.ok_or_else(|| Error::input("an unchanged tensor has no older version"))
     }
 
     /// Finds the tensors in the last version. A version with the same tensors in another order has the last
@@ -230,6 +212,34 @@ struct Next<'t> {
     views: Vec<TensorView<'t>>,
     /// For each tensor, its number in the last version; `None` if that has none of its name, type and shape.
     old: Vec<Option<usize>>,
+}
+
+/// Returns the tensors of a version: the changed ones copied, into the memory of the version before if nobody
+/// else has it, and the others as they are there.
+fn keep(
+    views: &[TensorView<'_>],
+    old: &[Option<usize>],
+    changed: &[usize],
+    last: Option<Replica>,
+) -> gcodec::Result<Vec<Arc<TensorBuf>>> {
+    let mut held: Vec<_> = last.map_or_else(Vec::new, |last| last.tensors).into_iter().map(Some).collect();
+    let mut before = |n: usize| held.get_mut(old[n]?)?.take();
+    let of_each: Vec<_> =
+        (0..views.len()).map(|n| (views[n], before(n), changed.binary_search(&n).is_ok())).collect();
+    let kept = of_each.into_par_iter().map(|(view, before, is_changed)| {
+        let Some(mut before) = before else { return copy(view) };
+        if is_changed {
+            let Some(memory) = Arc::get_mut(&mut before) else { return copy(view) };
+            memory.data_mut().copy_from_slice(view.data());
+        }
+        Ok(before)
+    });
+    // Results are collected in two steps, so that the first error is returned.
+    kept.collect::<Vec<_>>().into_iter().collect()
+}
+
+fn copy(view: TensorView<'_>) -> gcodec::Result<Arc<TensorBuf>> {
+    TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec()).map(Arc::new)
 }
 
 /// Whether at least an eighth of the bytes is in tensors that the last version has. Below, a delta saves

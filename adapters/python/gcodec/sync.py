@@ -18,12 +18,14 @@ the `step` of an anchor is its version. A receiver takes each version once and i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gcodec import _native, check, units
 from gcodec._tensors import sums
+from gcodec._tensors.copies import copy_into, kept_copy, on_host
 from gcodec._tensors.dlpack import framework_of
 from gcodec._tensors.prefixes import counterparts, hint
 from gcodec._tensors.refusals import check_taken, naming
@@ -42,7 +44,9 @@ __all__ = ["PoisonedError", "Receiver", "Sender", "Staged"]
 
 
 class Sender:
-    """Makes the streams of versions, one after another. It keeps a copy of the last version.
+    """Makes the streams of versions, one after another. It keeps one copy of the last version, and reads the
+    new weights where they are: they must not change during `delta`. Weights on a device, and those that are
+    not row-major, are copied for its time.
 
     Args:
         weights: the weights that receivers have: a tree of tensors, as in `gcodec.encode`. None among them,
@@ -52,20 +56,38 @@ class Sender:
         on_device: keep the copy where the weights are, made by their own library. Weights on one CUDA device
             are then compared there, and only changes leave it (`gcodec.encode`). It takes as much device
             memory as the weights, and twice as much during `delta`. Default: False, a copy on the host.
+        folder: keep the copy in a file without a name in this folder, mapped into memory: it takes as much of
+            the disk as the weights, and memory only as long as the system has some to spare. Not for
+            `on_device`. Default: the copy is in the process's memory.
 
     Raises:
-        InputError: the codec is not a delta.
+        InputError: the codec is not a delta, or `folder` is given with `on_device`.
+        OSError: the folder has no room.
         TypeError: a leaf of the tree is not a tensor, or gcodec has no element type for it.
     """
 
     def __init__(
-        self, weights: Any, version: int = 0, *, codec: Codec | str = "delta", on_device: bool = False
+        self,
+        weights: Any,
+        version: int = 0,
+        *,
+        codec: Codec | str = "delta",
+        on_device: bool = False,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self._codec = spec_of(codec)
         if self._codec.partition(":")[0] != "delta":
             raise InputError(f"a Sender makes deltas, not {self._codec}")
+        if on_device and folder is not None:
+            raise InputError("a copy on a device is not in a folder: give one of on_device and folder")
         self._on_device = on_device
-        self._last = {name: _copied(name, tensor, on_device) for name, tensor in named_tensors(weights).items()}
+        named = named_tensors(weights)
+        for name, tensor in named.items():
+            check_taken(name, tensor)
+        if on_device:
+            self._last: dict[str, Any] | None = {name: naming(name, _copy_there, tensor) for name, tensor in named.items()}
+        else:
+            self._last = kept_copy({name: naming(name, on_host, tensor) for name, tensor in named.items()}, folder)
         # Half of the work: the digests of a version are those of the next one's base.
         self._digests = _native.Digests()
         self.version = version
@@ -76,28 +98,41 @@ class Sender:
 
         Raises:
             InputError: names, shapes or types are not those of the last version, which stays the last.
+            PoisonedError: the call before was interrupted while it copied the new version.
         """
         named = named_tensors(weights)
         for name, tensor in named.items():
             check_taken(name, tensor)
-        _check_same(self._last, named)
-        new = {name: _copied(name, named[name], self._on_device) for name in self._last}
+        last = self._of_last()
+        _check_same(last, named)
+        read = _copy_there if self._on_device else on_host
+        new = {name: naming(name, read, named[name]) for name in last}
         header = UpdateHeader(step=self.version, inner_steps=1, world=1)
-        options = Chosen(base=self._last, header=header)
-        update = native_update("Sender.delta", new, self._codec, options, digests=self._digests)
+        update = native_update("Sender.delta", new, self._codec, Chosen(base=last, header=header), digests=self._digests)
         try:
             data = _native.Encoder(PART_BYTES, True, True).whole(update)
         except BaseException:
             # They may be those of the version that failed.
             self._digests = _native.Digests()
             raise
-        self._last, self.version = new, self.version + 1
+        if self._on_device:
+            self._last = new
+        else:
+            self._last = None
+            copy_into(last, new)
+            self._last = last
+        self.version += 1
         return data
 
     def anchor(self) -> bytes:
         """Returns the stream of an anchor of the last version, for receivers that are new or poisoned, or
         that missed a delta."""
-        return encode(self._last, "lossless", header=UpdateHeader(step=self.version, world=1))
+        return encode(self._of_last(), "lossless", header=UpdateHeader(step=self.version, world=1))
+
+    def _of_last(self) -> dict[str, Any]:
+        if self._last is None:
+            raise PoisonedError("the copy of the last version was interrupted: make a new Sender, and send an anchor")
+        return self._last
 
 
 class Receiver:
@@ -294,24 +329,14 @@ def _sums(found: list[tuple[list[str], tuple[int, int, int, int]]], own: dict[st
     return [_Sum({name: own.get(name, name) for name in names}, sums.text(lanes)) for names, lanes in found]
 
 
-def _copied(name: str, tensor: Any, on_device: bool) -> Any:
-    """Returns a row-major copy on the host, or where the tensor is."""
-    check_taken(name, tensor)
-    return naming(name, lambda x: _copy(x, on_device), tensor)
-
-
-def _copy(tensor: Any, on_device: bool) -> Any:
+def _copy_there(tensor: Any) -> Any:
+    """Returns a row-major copy where the tensor is."""
     if framework_of(tensor) == "torch":
-        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         import torch
 
-        where = whole.device if on_device else "cpu"
-        return whole.detach().to(where, copy=True, memory_format=torch.contiguous_format)
-    if on_device:
-        return tensor.copy()
-    import numpy as np
-
-    return np.array(tensor, order="C")
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        return whole.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.copy()
 
 
 def _check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

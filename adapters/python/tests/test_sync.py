@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import re
 import tracemalloc
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mock_driver
@@ -367,3 +369,35 @@ def test_the_page_on_weight_sync() -> None:
     new = {name: x + 1 for name, x in weights.items()}
     exec(compile(program, "docs/weight-sync.md", "exec"), {"engine": engine, "layout": layout, "stream": sync.Sender(weights, 7).delta(new)})
     assert same(check.views(parameters, layout), new)
+
+
+def test_the_last_version_can_be_in_a_file(chain: Chain, tmp_path: Path) -> None:
+    shapes = {"none": torch.zeros(0, 3), "one": torch.tensor(2.0), "bytes": torch.arange(5, dtype=torch.uint8)}
+    weights = [{**version, **shapes} for version in chain.weights]
+    in_memory, in_file = sync.Sender(weights[0]), sync.Sender(weights[0], folder=tmp_path)
+    assert os.listdir(tmp_path) == []
+    for version in range(1, 4):
+        new = {name: x.clone() for name, x in weights[version].items()}
+        assert in_file.delta(new) == in_memory.delta(new)
+        # What the trainer does to its weights later does not reach the copy.
+        for x in new.values():
+            x.zero_()
+    assert in_file.anchor() == in_memory.anchor() and in_file.version == 3
+    with pytest.raises(gcodec.InputError, match="one of on_device and folder"):
+        sync.Sender(weights[0], on_device=True, folder=tmp_path)
+    with pytest.raises(OSError):
+        sync.Sender(weights[0], folder=tmp_path / "missing")
+
+
+def test_an_interrupted_copy_poisons_the_sender(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = sync.Sender(chain.weights[0])
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sync, "copy_into", interrupted)
+        sender.delta(chain.weights[1])
+    for call in (sender.anchor, lambda: sender.delta(chain.weights[1])):
+        with pytest.raises(sync.PoisonedError, match="new Sender"):
+            call()
