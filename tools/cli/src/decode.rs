@@ -174,7 +174,7 @@ fn decode(args: &Args, updates: &Updates<'_>, number: usize, base: &Base<'_>, pa
     }
     let mut metadata = updates.metadata(number).in_file(&args.input)?;
     // It is about another file than the one that is written here.
-    metadata.remove(crate::checkpoint::KEY);
+    metadata.remove(crate::tensors::AROUND);
     tensors::write_from(path, &outlines, &metadata, Some(&args.input), &mut |sink| {
         updates.decode_to(number, wanted, base, &mut |info, bytes| sink(&info.name, bytes))
     })

@@ -70,6 +70,44 @@ fn shards_without_an_index_are_a_set() {
 }
 
 #[test]
+fn streams_stand_for_the_shards_that_they_are_of() {
+    let dir = Dir::new();
+    sharded(&dir, "plain", 1.0);
+    sharded(&dir, "m", 1.0);
+    let nan = &[f32::NAN];
+    write(&dir, "m/model-00002-of-00002.safetensors", "b", nan);
+    dir.well("compress m --remove");
+    let report: Value = serde_json::from_slice(&dir.well("inspect m --json").stdout).unwrap();
+    let update = &report["updates"][0];
+    assert_eq!((&report["kind"], &update["nan"]), (&"sharded safetensors".into(), &1.into()));
+    assert!(!report["metadata"].to_string().contains("gcodec-source"), "{}", report["metadata"]);
+    assert!(dir.fails(1, "", "diff m plain").out().contains("1 of 2 common tensors differ"));
+    dir.well("encode m -o x.gcu --codec lossless");
+    dir.well("diff m x.gcu");
+    // Without an index, by their names; beside the files that they are of, they do not count.
+    std::fs::remove_file(dir.path("m/model.safetensors.index.json")).unwrap();
+    let set = dir.well("inspect m").out();
+    assert!(set.contains("m/model-*-of-00002.safetensors.gcu: sharded safetensors"), "{set}");
+    dir.well("compress plain");
+    dir.well("encode plain -o y.gcu --codec lossless");
+    // One of two is damaged: the other one is shown.
+    let path = dir.path("m/model-00001-of-00002.safetensors.gcu");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let run = dir.fails(3, "model-00001-of-00002.safetensors.gcu", "inspect m --tensors");
+    assert!(run.out().contains("all NaN"), "{}", run.out());
+    // Streams of other names, and of several updates, are no shards.
+    write(&dir, "runs/a.safetensors", "a", &[1.0]);
+    dir.well("encode runs/a.safetensors runs/a.safetensors -o runs/run-1-of-2.gcu --codec raw");
+    assert!(dir.well("inspect runs").out().contains("3 updates"));
+    dir.well("encode runs/a.safetensors -o runs/m-1-of-2.bin.gcu --codec raw");
+    dir.well("encode runs/a.safetensors runs/a.safetensors -o runs/m-2-of-2.bin.gcu --codec raw");
+    dir.fails(3, "m-2-of-2.bin.gcu: a stream of 2 updates, and not of one file", "inspect runs");
+}
+
+#[test]
 fn a_folder_that_stands_for_nothing_says_what_to_give() {
     let dir = Dir::new();
     write(&dir, "run/step-9.safetensors", "a", &[1.0]);

@@ -4,6 +4,7 @@
 use crate::fail::{Failure, Result};
 use crate::output::human_bytes;
 use crate::stream::Updates;
+use crate::tensors::AROUND as KEY;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use gcodec::frame::TensorInfo;
@@ -12,8 +13,6 @@ use std::collections::BTreeMap;
 use std::iter;
 use std::ops::Range;
 
-/// Key of the entry of the metadata, as JSON.
-pub(crate) const KEY: &str = "gcodec-source";
 /// Most bytes around tensors: metadata is no place for more.
 const MOST: usize = 16 << 20;
 

@@ -5,7 +5,6 @@ mod compress;
 mod decompress;
 mod files;
 
-pub(crate) use around::KEY;
 pub(crate) use compress::Args as CompressArgs;
 pub(crate) use compress::run as compress;
 pub(crate) use decompress::Args as DecompressArgs;

@@ -137,7 +137,7 @@ impl Files {
                         if kind == Kind::Shards { shards::files_of(&input) } else { dcp::files_of(&input) };
                     // An index that cannot be read says so when it is opened.
                     let files = files.unwrap_or_default();
-                    in_index.extend(files.into_iter().map(|file| folder.join(file)));
+                    in_index.extend(files.into_iter().map(|file| shards::file_or_stream(folder.join(file))));
                     indices.push(path);
                 }
                 _ if dcp::is_part(&path) => parts.push(path),

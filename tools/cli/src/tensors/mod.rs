@@ -16,6 +16,7 @@ pub(crate) mod npz;
 mod opaque;
 pub(crate) mod safetensors;
 pub(crate) mod shards;
+mod streamed;
 pub(crate) mod torch;
 mod values;
 pub(crate) mod versions;
@@ -37,6 +38,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+pub(crate) use streamed::AROUND;
 
 /// The tensors of one file.
 #[derive(Debug, Default)]

@@ -2,9 +2,10 @@
 //! in the names of the files, such as `model-00001-of-00002.safetensors`.
 //!
 //! What is in the folder counts, whatever the index says: the rest is read where a file or a tensor is
-//! missing.
+//! missing. In the place of a file, its stream may be there, as `gcodec compress --remove` leaves it.
 
 use super::kind::{self, Kind};
+use super::streamed::Stream;
 use super::versions::Difference;
 use super::{DEFAULT_MAX_BYTES, Dump, Opaque, Room, quoted, versions};
 use crate::fail::{Failure, Result};
@@ -13,6 +14,7 @@ use crate::input::Input;
 use crate::output::{counted, warn};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 /// The part of the index that is read.
 #[derive(Debug, serde::Deserialize, serde::Serialize)]
@@ -26,6 +28,8 @@ pub(super) struct Index {
     files: BTreeSet<String>,
 }
 
+/// What `gcodec compress` puts behind the name of a file.
+const STREAM: &str = ".gcu";
 /// Most files of a set without an index.
 const MAX_FILES: usize = 10_000;
 
@@ -41,7 +45,8 @@ pub(crate) fn kind_name(index: &[u8]) -> &'static str {
         return name;
     }
     let files = files_of(index).unwrap_or_default();
-    let all = |endings: &[&str]| files.iter().all(|file| endings.iter().any(|end| file.ends_with(end)));
+    let has = |file: &str, ending: &str| file.strip_suffix(STREAM).unwrap_or(file).ends_with(ending);
+    let all = |endings: &[&str]| files.iter().all(|file| endings.iter().any(|ending| has(file, ending)));
     match () {
         () if all(&[".safetensors"]) => "sharded safetensors",
         () if all(&[".bin", ".pt", ".pth"]) => "sharded PyTorch",
@@ -54,8 +59,11 @@ pub(crate) fn kind_name(index: &[u8]) -> &'static str {
 pub(crate) fn set_of(path: &Path) -> Option<PathBuf> {
     let (stem, number, total, rest) = parts(path.file_name()?.to_str()?)?;
     let is_number = number.len() == total.len() && number.bytes().all(|b| b.is_ascii_digit());
-    (is_number && total.parse::<usize>().is_ok_and(|total| (2..=MAX_FILES).contains(&total)))
-        .then(|| path.with_file_name(format!("{stem}-*-of-{total}{rest}")))
+    // Streams are updates of their own, unless they are those of files.
+    (is_number
+        && rest != STREAM
+        && total.parse::<usize>().is_ok_and(|total| (2..=MAX_FILES).contains(&total)))
+    .then(|| path.with_file_name(format!("{stem}-*-of-{total}{rest}")))
 }
 
 /// Returns an index of the files of a set, for a path that [`set_of`] gave.
@@ -124,7 +132,7 @@ pub(super) fn read_listed(path: &Path, index: &Index, room: &mut Room) -> Result
     }
     let (mut dump, mut shards, mut lost) = (Dump::default(), Vec::new(), BTreeSet::new());
     for (file, names) in &listed {
-        match open(&folder.join(file), room) {
+        match open(&file_or_stream(folder.join(file)), room) {
             Ok(shard) => shards.push((*file, shard)),
             Err(failure) => {
                 let reason = failure.message + &placed_there(names);
@@ -179,11 +187,19 @@ pub(super) fn read_listed(path: &Path, index: &Index, room: &mut Room) -> Result
             }
         }
         dump.metadata.extend(shard.metadata);
+        dump.faults.extend(shard.faults.into_iter().map(|fault| fault.about(file)));
     }
     Ok(dump)
 }
 
-/// Reads a file of any format of tensors.
+/// Returns the path of a file, or of its stream if that is there alone.
+pub(super) fn file_or_stream(path: PathBuf) -> PathBuf {
+    let mut stream = path.clone().into_os_string();
+    stream.push(STREAM);
+    if !files::exists(&path) && files::is_file(Path::new(&stream)) { stream.into() } else { path }
+}
+
+/// Reads a file of any format of tensors, or the stream of one.
 fn open(path: &Path, room: &mut Room) -> Result<Dump> {
     if !files::exists(path) {
         return Err(Failure::invalid("the file is missing"));
@@ -198,7 +214,8 @@ fn open(path: &Path, room: &mut Room) -> Result<Dump> {
         failure
     })?;
     match kind::of_file(path, &input)? {
-        Kind::Stream | Kind::Shards => Err(Failure::invalid("no file of tensors")),
+        Kind::Stream => Arc::new(Stream::open(input)?).dump(room.unread),
+        Kind::Shards => Err(Failure::invalid("no file of tensors")),
         kind => Dump::parse_within(kind, input, path, room),
     }
 }

@@ -9,9 +9,9 @@
 //! A chunk whose file is missing, or that is not what `.metadata` says, is a fault: its tensor is opaque.
 
 mod metadata;
-mod stream;
 
 use super::super::chunked::{Chunk, Chunked};
+use super::super::streamed::{Stream, not_one};
 use super::super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
 use super::elements::Element;
 use crate::fail::{Failure, InFile, Result};
@@ -19,12 +19,12 @@ use crate::files;
 use crate::input::{DEFAULT_MAX_BYTES, Input, Section};
 use crate::output::{counted, warn};
 use gcodec::internal::elements;
+use gcodec::tensor::Dtype;
 use metadata::{Metadata, Part, Stored, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use stream::Stream;
 
 /// Name of the file that describes the others.
 const NAME: &str = ".metadata";
@@ -213,7 +213,12 @@ impl Files {
         };
         match (opened, &stored.part) {
             (Opened::Stream(stream), Part::OfStream { update, name, as_bytes }) => {
-                stream.data((*update, name), *as_bytes, (element, sizes), unread)
+                let bytes = elements(sizes).and_then(|n| n.checked_mul(element.width()));
+                match (as_bytes, bytes, element) {
+                    (true, Some(bytes), _) => stream.data((*update, name), (Dtype::U8, &[bytes]), unread),
+                    (false, _, Element::Known(dtype)) => stream.data((*update, name), (dtype, sizes), unread),
+                    _ => Err(not_one(element.name(), sizes)),
+                }
             }
             (Opened::Archives(input), Part::Bytes(range, transforms)) => {
                 if !transforms.is_empty() {
@@ -295,7 +300,7 @@ fn archived(
         _ => None,
     };
     let data = data.filter(|_| dump.tensors.is_empty() && dump.opaque.is_empty());
-    data.ok_or_else(|| format!("it is not one tensor of {} with the shape {sizes:?}", element.name()))
+    data.ok_or_else(|| not_one(element.name(), sizes))
 }
 
 /// Checks that sorted ranges fill `len` bytes, each byte once.
