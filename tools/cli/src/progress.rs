@@ -11,7 +11,7 @@ impl Progress {
     pub(crate) fn new(total: u64, what: &'static str, bytes: bool) -> Self {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(5));
         let template = match bytes {
-            true => "{msg} [{bar:30}] {bytes}/{total_bytes} {eta}",
+            true => "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
             false => "{msg} [{bar:30}] {pos}/{len} {eta}",
         };
         // The templates are constants; the default bar replaces a wrong one.
@@ -22,6 +22,11 @@ impl Progress {
         // Delays the bar, so that short work shows nothing.
         bar.enable_steady_tick(Duration::from_millis(300));
         Self(bar)
+    }
+
+    /// Sets the amount of all work.
+    pub(crate) fn set_total(&self, total: u64) {
+        self.0.set_length(total);
     }
 
     /// Sets the amount of finished work.

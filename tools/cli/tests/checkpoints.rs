@@ -204,7 +204,7 @@ fn folders_are_compressed_whole_and_can_be_repeated() {
     let before: Vec<_> = names.iter().map(|name| bytes(&place(name))).collect();
     let run = dir.well("compress run");
     assert!(
-        run.err.contains("10 files") && run.err.contains("3 other files left as they are"),
+        run.err.contains("10 files") && run.err.contains("3 other files are left as they are"),
         "{}",
         run.err
     );
@@ -214,7 +214,8 @@ fn folders_are_compressed_whole_and_can_be_repeated() {
     std::fs::remove_file(dir.path("run/config.json")).unwrap();
     let stream = |name: &str| place(name).with_file_name(format!("{name}.gcu"));
     std::fs::remove_file(stream(names[3])).unwrap();
-    dir.well("compress run --remove");
+    let again = dir.well("compress run --remove").err;
+    assert!(again.contains("GB/s; 9 were there before, and compared"), "{again}");
     assert!(names.iter().all(|name| !place(name).exists() && stream(name).exists()));
     dir.well("decompress run -o back");
     for (name, before) in names.iter().zip(&before) {
@@ -243,7 +244,7 @@ fn nothing_is_lost_where_something_is_there() {
         ),
         (2, "is another file; --force", "decompress w.safetensors.gcu -o v.safetensors --remove"),
         (2, "it is a stream by its name", "compress w.safetensors.gcu"),
-        (2, "does not end in .gcu: give -o", "decompress w.safetensors"),
+        (2, "does not end in .gcu; if it is a stream, -o", "decompress w.safetensors"),
         (2, "two files would have this result", "compress v.safetensors w.safetensors -o x.gcu"),
         (2, "the output is also an input", "compress w.safetensors -o w.safetensors --force --remove"),
         (

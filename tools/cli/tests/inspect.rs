@@ -250,6 +250,11 @@ fn nan_is_named_with_its_place() {
     for part in ["3 NaN", "first NaN or Inf: a[1, 3] in step 3, sender 1", "all NaN"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    // The place is never cut out for the sake of what to see.
+    let name = "model.layers.11.block_sparse_moe.experts.weight";
+    write_tensors(&dir.path("long.safetensors"), &[(name, "F32", &[3, 4], &f32s(&values))]);
+    let text = dir.well("inspect long.safetensors").out();
+    assert!(text.contains(&format!("first NaN or Inf: {name}[1, 3]\n  see --tensor '{name}'\n")), "{text}");
     dir.well(&format!("encode {file} -o x.gcu --codec lossless"));
     let coding = dir.well("inspect x.gcu --coding").out();
     let last = |name: &str| coding.lines().find(|l| l.starts_with(name)).unwrap().to_owned();

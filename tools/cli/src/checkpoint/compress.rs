@@ -1,7 +1,7 @@
 //! `gcodec compress`: whole files of tensors as streams that give them back byte for byte.
 
 use super::around::Around;
-use super::files::{self, Fates, Job};
+use super::files::{self, Fates, Job, there};
 use crate::assign;
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::Input;
@@ -11,10 +11,10 @@ use crate::progress::Progress;
 use crate::stream::Updates;
 use crate::tensors::Laid;
 use crate::tensors::kind::{self, Kind};
-use gcodec::block::Effort;
+use gcodec::block::{Effort, Scope};
 use gcodec::compress::codecs::Lossless;
 use gcodec::compress::{self, Options};
-use gcodec::frame::{Metadata, UpdateHeader};
+use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
 use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, Writer};
 use std::fs;
@@ -56,9 +56,19 @@ pub(crate) struct Args {
 #[derive(Debug, Default)]
 struct Totals {
     files: u64,
+    /// Files whose streams were there.
+    there: u64,
     left: u64,
     bytes: u64,
     streams: u64,
+}
+
+/// A file that has its stream: the lengths of both.
+struct Done {
+    bytes: u64,
+    stream: u64,
+    /// Whether it had it before.
+    was_there: bool,
 }
 
 /// Runs the command; `quiet` suppresses the summary.
@@ -76,17 +86,22 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         "it is a stream by its name",
     )?;
     let (mut totals, start) = (Totals::default(), Instant::now());
-    let progress = Progress::new(jobs.len() as u64, "compressing", false);
+    let progress = Progress::new(jobs.iter().map(Job::bytes).sum(), "compressing", true);
+    let mut finished = 0;
     for job in &jobs {
-        match args.compress(job).in_file(&job.from)? {
-            Some((bytes, stream)) => {
+        // It may be removed.
+        let bytes = job.bytes();
+        match args.compress(job, &progress).in_file(&job.from)? {
+            Some(Done { bytes, stream, was_there }) => {
                 totals.files += 1;
+                totals.there += u64::from(was_there);
                 totals.bytes += bytes;
                 totals.streams += stream;
             }
             None => totals.left += 1,
         }
-        progress.add(1);
+        finished += bytes;
+        progress.set(finished);
     }
     if totals.files == 0 {
         return Err(Failure::usage("there is no file of tensors"));
@@ -94,10 +109,12 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     if !quiet {
         let left = match totals.left {
             0 => String::new(),
-            left => format!("; {} left as they are", counted(left, "other file")),
+            1 => "; 1 other file is left as it is".to_owned(),
+            left => format!("; {left} other files are left as they are"),
         };
+        let there = there(totals.there, totals.files);
         note(format_args!(
-            "{}: {} -> {} ({} %), {} GB/s{left}",
+            "{}: {} -> {} ({} %), {} GB/s{there}{left}",
             counted(totals.files, "file"),
             human_bytes(totals.bytes),
             human_bytes(totals.streams),
@@ -109,12 +126,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 }
 
 impl Args {
-    /// Compresses a file. Returns its length and that of its stream; `None` if it is left as it is.
-    fn compress(&self, job: &Job) -> Result<Option<(u64, u64)>> {
+    /// Compresses a file; `None` if it is left as it is.
+    fn compress(&self, job: &Job, progress: &Progress) -> Result<Option<Done>> {
         let Some(original) = Original::read(job)? else { return Ok(None) };
         let file = &original.laid.bytes;
         if job.to.is_file() {
-            let is_same = Input::open(&job.to, 0).and_then(|stream| compare(file, &stream));
+            let is_same = Input::open(&job.to, 0)
+                .and_then(|stream| compare(file, &stream, &|bytes| progress.add(bytes)));
             if is_same.is_err() && !self.fates.force {
                 let what = "is there, and is not the stream of this file; --force replaces it";
                 return Err(Failure::usage(format_args!("{} {what}", job.to.display())));
@@ -122,25 +140,24 @@ impl Args {
             if is_same.is_ok() {
                 let stream = fs::metadata(&job.to).in_output(&job.to)?.len();
                 job.end(&self.fates)?;
-                return Ok(Some((file.len(), stream)));
+                return Ok(Some(Done { bytes: file.len(), stream, was_there: true }));
             }
         }
         job.make_folder()?;
-        let mut out =
-            write(&original, self.effort, Output::create(&job.to)?).map_err(|failure| {
-                match failure.code {
-                    Code::Io => failure.in_output(&job.to),
-                    _ => failure,
-                }
-            })?;
+        let mut out = write(&original, self.effort, Output::create(&job.to)?, progress).map_err(
+            |failure| match failure.code {
+                Code::Io => failure.in_output(&job.to),
+                _ => failure,
+            },
+        )?;
         let written = out.written().in_output(&job.to)?;
         if let Some(written) = &written {
-            compare(file, written)?;
+            compare(file, written, &|bytes| progress.add(bytes / 2))?;
         }
         let stream = written.map_or(0, |written| written.len());
         out.finish().in_output(&job.to)?;
         job.end(&self.fates)?;
-        Ok(Some((file.len(), stream)))
+        Ok(Some(Done { bytes: file.len(), stream, was_there: false }))
     }
 }
 
@@ -183,8 +200,8 @@ impl Original {
     }
 }
 
-/// Writes the stream of a file.
-fn write(original: &Original, effort: Effort, out: Output) -> Result<Output> {
+/// Writes the stream of a file: half of the progress, the other half is reading it back.
+fn write(original: &Original, effort: Effort, out: Output, progress: &Progress) -> Result<Output> {
     let file = &original.laid;
     let mut entries = file.metadata.clone();
     entries.extend([original.around.entry()?]);
@@ -201,12 +218,25 @@ fn write(original: &Original, effort: Effort, out: Output) -> Result<Output> {
     let mut writer = Writer::new(out, EncodeOptions::default());
     writer.metadata(&Metadata { entries })?;
     let header = UpdateHeader::default().with_label(codec.to_string());
+    let blocks = blocks.inspect(|block| {
+        let of_block = block.as_ref().map_or(0, |block| bytes_of(block.scope(), &manifest));
+        progress.add(of_block / 2);
+    });
     writer.update(&header, &manifest, blocks).map_err(explained)?;
     Ok(writer.finish()?)
 }
 
-/// Fails unless a stream gives back these bytes.
-fn compare(file: &[u8], stream: &[u8]) -> Result<()> {
+/// Returns the bytes of the elements in the scope of a block.
+fn bytes_of(scope: Scope, manifest: &Manifest) -> u64 {
+    let tensors = manifest.tensors().iter().skip(scope.first() as usize);
+    match scope {
+        Scope::Range { len, .. } => tensors.take(1).filter_map(|tensor| tensor.dtype.bytes_for(len)).sum(),
+        _ => tensors.take(scope.tensors() as usize).map(TensorInfo::bytes).sum(),
+    }
+}
+
+/// Fails unless a stream gives back these bytes. `seen`: takes the number of bytes that were compared.
+fn compare(file: &[u8], stream: &[u8], seen: &dyn Fn(u64)) -> Result<()> {
     let updates = Updates::open(stream, &LimitArgs::default().limits())?;
     let mut rest = file;
     let different = || Failure::invalid("the stream does not give the file back");
@@ -215,6 +245,7 @@ fn compare(file: &[u8], stream: &[u8]) -> Result<()> {
     {
         Some((here, after)) if here == bytes => {
             rest = after;
+            seen(here.len() as u64);
             Ok(())
         }
         _ => Err(different()),

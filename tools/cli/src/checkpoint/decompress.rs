@@ -1,7 +1,7 @@
 //! `gcodec decompress`: the files of which `gcodec compress` made streams.
 
 use super::around::Around;
-use super::files::{self, Fates, Job};
+use super::files::{self, Fates, Job, there};
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::Input;
 use crate::options::LimitArgs;
@@ -46,30 +46,44 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         args.output.as_deref(),
         &args.fates,
         file_of,
-        "its name does not end in .gcu: give -o",
+        "its name does not end in .gcu; if it is a stream, -o names its file",
     )?;
-    let (mut files, mut bytes, start) = (0, 0, Instant::now());
-    let progress = Progress::new(jobs.len() as u64, "decompressing", false);
+    let (mut files, mut were_there, mut bytes, start) = (0, 0, 0, Instant::now());
+    let mut total: u64 = jobs.iter().map(Job::bytes).sum();
+    let progress = Progress::new(total, "decompressing", true);
     for job in &jobs {
-        if let Some(len) = args.decompress(job).in_file(&job.from)? {
+        let stream = job.bytes();
+        // Until a stream was opened, its own length stands for that of its file.
+        let opened = |file: u64| {
+            total = total.saturating_sub(stream).saturating_add(file);
+            progress.set_total(total);
+        };
+        if let Some((len, was_there)) = args.decompress(job, &progress, opened).in_file(&job.from)? {
             files += 1;
+            were_there += u64::from(was_there);
             bytes += len;
         }
-        progress.add(1);
     }
     if files == 0 {
         return Err(Failure::usage("there is no stream of `gcodec compress`"));
     }
     if !quiet {
         let speed = real(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
-        note(format_args!("{}: {}, {speed} GB/s", counted(files, "file"), human_bytes(bytes)));
+        let there = there(were_there, files);
+        note(format_args!("{}: {}, {speed} GB/s{there}", counted(files, "file"), human_bytes(bytes)));
     }
     Ok(Outcome::Well)
 }
 
 impl Args {
-    /// Writes the file of a stream and returns its length; `None` if a folder has a stream of another origin.
-    fn decompress(&self, job: &Job) -> Result<Option<u64>> {
+    /// Writes the file of a stream. Returns its length and whether it was there before; `None` if a folder has a
+    /// stream of another origin.
+    fn decompress(
+        &self,
+        job: &Job,
+        progress: &Progress,
+        opened: impl FnOnce(u64),
+    ) -> Result<Option<(u64, bool)>> {
         let stream = Input::open(&job.from, 0)?;
         let updates = Updates::open(&stream, &self.limits.limits())?;
         let Some(around) = Around::find(&updates)? else {
@@ -78,9 +92,12 @@ impl Args {
                 false => Err(Failure::usage("not of `gcodec compress`: `gcodec decode` decodes its updates")),
             };
         };
+        opened(around.bytes);
         if !self.fates.force && job.to.is_file() {
-            return match is_there(&around, &job.to)? {
-                true => job.end(&self.fates).map(|()| Some(around.bytes)),
+            let is_there = is_there(&around, &job.to)?;
+            progress.add(around.bytes);
+            return match is_there {
+                true => job.end(&self.fates).map(|()| Some((around.bytes, true))),
                 false => {
                     let what = "is there, and is another file; --force replaces it";
                     Err(Failure::usage(format_args!("{} {what}", job.to.display())))
@@ -89,10 +106,13 @@ impl Args {
         }
         job.make_folder()?;
         let mut out = Output::create(&job.to)?;
-        around.write(&updates, &mut |bytes| out.write_all(bytes).in_output(&job.to))?;
+        around.write(&updates, &mut |bytes| {
+            progress.add(bytes.len() as u64);
+            out.write_all(bytes).in_output(&job.to)
+        })?;
         out.finish().in_output(&job.to)?;
         job.end(&self.fates)?;
-        Ok(Some(around.bytes))
+        Ok(Some((around.bytes, false)))
     }
 }
 

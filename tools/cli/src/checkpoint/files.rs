@@ -29,6 +29,11 @@ pub(super) struct Job {
 }
 
 impl Job {
+    /// Returns the length of the input, for the progress bar.
+    pub(super) fn bytes(&self) -> u64 {
+        fs::metadata(&self.from).map_or(0, |input| input.len())
+    }
+
     /// Makes the folder of the result, if that is one of a folder's.
     pub(super) fn make_folder(&self) -> Result<()> {
         match self.to.parent().filter(|folder| self.in_folder && !folder.as_os_str().is_empty()) {
@@ -40,6 +45,15 @@ impl Job {
     /// Removes the input, if that is wanted: its result is on the disk.
     pub(super) fn end(&self, fates: &Fates) -> Result<()> {
         if fates.remove { fs::remove_file(&self.from).in_file(&self.from) } else { Ok(()) }
+    }
+}
+
+/// Says how many of the results were there before.
+pub(super) fn there(count: u64, of: u64) -> String {
+    match count {
+        0 => String::new(),
+        all if all == of => "; there before, and compared".to_owned(),
+        some => format!("; {some} were there before, and compared"),
     }
 }
 

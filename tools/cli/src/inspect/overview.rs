@@ -50,13 +50,19 @@ pub(crate) fn render(reports: &[Report], tensors: &[Tensor], terminal: &Terminal
     lines.extend(placement::lines(tensors).iter().map(|line| fit(line, terminal.width)));
     lines.extend(opaque::lines(tensors).iter().map(|line| fit(line, terminal.width)));
     let advice = advice(reports, &rows, tensors);
-    lines.extend(
-        advice
-            .into_iter()
-            .take(ADVICE)
-            .map(|(ink, text)| terminal.paint(ink, &fit(&printable(&text), terminal.width))),
-    );
+    for (ink, text) in advice.into_iter().take(ADVICE) {
+        lines
+            .extend(in_lines(&printable(&text), terminal.width).iter().map(|line| terminal.paint(ink, line)));
+    }
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Returns an advice; what to see on a line of its own, where one is too short for both.
+fn in_lines(text: &str, width: usize) -> Vec<String> {
+    match text.split_once("; see ").filter(|_| text.chars().count() > width) {
+        Some((what, see)) => vec![fit(what, width), fit(&format!("  see {see}"), width)],
+        None => vec![fit(text, width)],
+    }
 }
 
 /// `short`: whether flags must be short.
