@@ -100,7 +100,12 @@ async function sourceOf(source, name) {
 
 async function ofPath(path, name) {
   const [fs, { basename }] = [await node("fs"), await node("path")];
-  const file = fs.openSync(path, "r");
+  let file;
+  try {
+    file = fs.openSync(path, "r");
+  } catch (error) {
+    throw new GcodecError("io", `${path}: ${error.message}`);
+  }
   const readInto = (offset, out) => {
     for (let done = 0; done < out.length; ) {
       const read = fs.readSync(file, out, done, out.length - done, offset + done);

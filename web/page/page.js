@@ -155,7 +155,11 @@ function show(mine, { reports, failures, advice, json }, warnings, isWhole) {
   document.title = `${$("title").textContent}: gcodec inspect`;
   const updates = reports.flatMap((report) => report.updates.map((update) => ({ ...update, file: report.file })));
   const sum = (of) => updates.reduce((all, update) => all + (of(update) ?? 0), 0);
-  const faults = reports.reduce((all, report) => all + report.faults.length, 0) + failures.length;
+  const told = reports.flatMap((r) => r.faults.map((f) => fault(f, reports.length > 1 ? r.file : "")));
+  // The failure of a file is its first fault, which its report has, too.
+  const known = new Set(reports.flatMap((r) => r.faults.map((f) => fault(f, r.file))));
+  const others = failures.map((f) => f.message).filter((message) => !known.has(message));
+  const faults = told.length + others.length;
   const [nan, infinite] = [sum((u) => u.nan), sum((u) => u.infinite)];
   const norm = Math.sqrt(sum((u) => (u.norm ?? 0) ** 2));
   const unread = isWhole ? undefined : "…";
@@ -173,10 +177,12 @@ function show(mine, { reports, failures, advice, json }, warnings, isWhole) {
   $("facts").replaceChildren(
     ...facts.filter(Boolean).map(([name, value, isBad]) => make("div", { class: isBad ? "bad" : undefined }, make("dt", {}, name), make("dd", {}, value))),
   );
-  const lines = [...failures.map((f) => f.message), ...reports.flatMap((r) => r.faults.map((f) => fault(f, reports.length > 1 ? r.file : ""))), ...reports.map((r) => r.whole).filter(Boolean), ...advice.map(inPage), ...warnings];
+  // What is damaged was said.
+  const advised = advice.filter((line) => !line.startsWith("damage: ")).map(inPage);
+  const isMissing = others.some((line) => line.includes(": the file is missing"));
+  const lines = [...others, ...told, ...(isMissing ? ["A page sees only the files that it gets: drop the whole folder, or all of its files."] : []), ...reports.map((r) => r.whole).filter(Boolean), ...advised, ...warnings];
   $("advice").hidden = lines.length === 0;
-  const bad = failures.length + reports.reduce((all, r) => all + r.faults.length, 0);
-  $("advice").replaceChildren(...[...new Set(lines)].slice(0, 30).map((line, i) => make("li", { class: i < bad ? "bad" : undefined }, plain(line))));
+  $("advice").replaceChildren(...[...new Set(lines)].slice(0, 30).map((line, i) => make("li", { class: i < faults ? "bad" : undefined }, ...withPlaces(line))));
   $("tab-updates").hidden = updates.length < 2;
   list(updates, reports.length > 1);
   $("detail").hidden = true;
@@ -192,12 +198,14 @@ function show(mine, { reports, failures, advice, json }, warnings, isWhole) {
 
 /** A line of advice, without the option of the command line that it ends with. */
 const inPage = (line) => line.replace(/; see --.*$/, "");
+/** Places, such as [3, 7], are not divided at the end of a line. */
+const withPlaces = (line) => plain(line).split(/(\[\d[\d, ]*\])/).map((part, i) => (i % 2 === 1 ? make("span", { class: "place" }, part) : part));
 const fault = ({ error }, file) => (file ? `${file}: ${error}` : error);
 
 const COLUMNS = [
   ["name", "tensor", (t) => t.name, null],
   ["dtype", "type", (t) => t.dtype, (t) => t.dtype, "text"],
-  ["shape", "shape", (t) => t.elements, (t) => shape(t.shape), "text"],
+  ["shape", "shape", (t) => t.elements, (t) => (t.opaque && t.shape.length === 0 ? "-" : shape(t.shape)), "text"],
   ["bytes", "bytes", (t) => t.bytes, (t) => bytes(Math.round(t.bytes))],
   ["norm", "norm", (t) => t.norm, (t) => real(t.norm)],
   ["mean", "mean", (t) => t.mean, (t) => real(t.mean)],
@@ -224,17 +232,19 @@ function chosen() {
   });
 }
 
+const classes = (...names) => names.filter(Boolean).join(" ");
+
 function table() {
   const rows = chosen();
   const withOf = state.rows.some((t) => t.of);
   const head = COLUMNS.map(([name, title, , , kind]) =>
-    make("th", { scope: "col", class: kind, "aria-sort": state.sort === name ? (state.down ? "descending" : "ascending") : undefined },
+    make("th", { scope: "col", class: classes(kind, `c-${name}`), "aria-sort": state.sort === name ? (state.down ? "descending" : "ascending") : undefined },
       make("button", { type: "button", onclick: () => { sortBy(name); } }, title)));
   if (withOf) head.splice(1, 0, make("th", { class: "text", scope: "col" }, "in"));
   const body = rows.slice(0, state.shown).map((t) => {
     const isBad = t.nan > 0 || t.infinite > 0 || t.error;
     const cells = COLUMNS.slice(1).map(([name, , , text, kind]) =>
-      make("td", { class: [kind, isBad && ["nan", "infinite", "first"].includes(name) && (name === "first" || t[name] > 0) ? "bad" : ""].filter(Boolean).join(" ") || undefined }, plain(text(t))));
+      make("td", { class: classes(kind, `c-${name}`, isBad && ["nan", "infinite", "first"].includes(name) && (name === "first" || t[name] > 0) && "bad") }, plain(text(t))));
     if (withOf) cells.unshift(make("td", { class: "text" }, plain(t.of)));
     const button = make("button", { type: "button", onclick: () => detail(t, row) }, plain(t.name));
     const row = make("tr", { title: t.opaque ?? t.error ?? undefined }, make("th", { scope: "row" }, button), ...cells);
@@ -395,8 +405,8 @@ function differences(value, name, warnings) {
   const differing = isDiff ? value.tensors.filter((t) => !t.equal).length : 0;
   const total = isDiff ? value.total : value.all;
   const lines = isDiff
-    ? [value.equal ? `Equal to ${name}: ${count(total.tensors)} tensors, ${count(total.elements)} elements.` : `Against ${name}: ${count(differing)} of ${count(value.tensors.length)} common tensors differ; relative L2 ${real(total.relative_l2)}, cosine ${total.cosine?.toFixed(6) ?? "-"}.`,
-       ...lone(value.only_in_a, name), ...lone(value.only_in_b, shownName), ...lone(value.not_compared, "both, and not compared").slice(0, 1), value.advice ? plain(value.advice) : ""]
+    ? [value.tensors.length === 0 ? `No tensor of ${shownName} has the name of one of ${name}.` : value.equal ? `Equal to ${name}: ${count(total.tensors)} tensors, ${count(total.elements)} elements.` : `Against ${name}: ${count(differing)} of ${count(value.tensors.length)} common tensors differ; relative L2 ${real(total.relative_l2)}, cosine ${total.cosine?.toFixed(6) ?? "-"}.`,
+       ...lone(value.only_in_a, name), ...lone(value.only_in_b, shownName), ...lone(value.not_compared, "both, and not compared").slice(0, 1), value.advice ? plain(value.advice.replace(/: (--strip-prefix .*)$/, " (`gcodec diff $1`)")) : ""]
     : [`Against ${name}: relative L2 ${real(total.relative_l2)}, cosine ${total.cosine?.toFixed(6) ?? "-"}, energy ${share(total.energy_kept)}.`];
   $("verdict").replaceChildren(...[...lines, ...warnings.map(plain)].filter(Boolean).flatMap((line) => [line, make("br")]));
   $("differences").replaceChildren(
@@ -462,26 +472,45 @@ for (const [button, input, use] of [["choose", "files", open], ["folder", "tree"
   $(input).onchange = () => { const files = chosenFiles($(input)); $(input).value = ""; use(files); };
 }
 
+/** Returns the files of a drop; those of folders with their paths. */
 async function dropped(transfer) {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-  if (entries.length === 0) return [...transfer.files].map((file) => ({ file, path: file.name }));
+  // Whatever is asked of an item must be asked at once. A page of a disk gets files only as such in Chromium,
+  // and what is in folders only by handles; other browsers have no handles, and need none.
+  const items = [...transfer.items].filter((item) => item.kind === "file").map((item) => {
+    const entry = item.webkitGetAsEntry?.();
+    return { file: item.getAsFile(), entry, handle: entry?.isDirectory ? item.getAsFileSystemHandle?.() : null };
+  });
   const files = [];
-  const walk = async (entry, path, depth) => {
-    if (entry.isFile) {
-      files.push({ file: await new Promise((resolve, reject) => entry.file(resolve, reject)), path });
-    } else if (depth < 8) {
-      const reader = entry.createReader();
-      // It gives a hundred entries at a time.
-      for (;;) {
-        const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-        if (some.length === 0) break;
-        for (const inner of some) await walk(inner, `${path}/${inner.name}`, depth + 1);
-      }
-    }
-  };
-  for (const entry of entries) await walk(entry, entry.name, 0);
+  for (const { file, entry, handle } of items) {
+    if (!entry?.isDirectory) files.push({ file, path: file.name });
+    else if (handle) await ofHandle(await handle, entry.name, 0, files);
+    else await ofEntry(entry, entry.name, 0, files);
+  }
   return files;
 }
+
+/** Most folders within each other. */
+const DEPTH = 8;
+
+async function ofHandle(handle, path, depth, files) {
+  if (handle.kind === "file") files.push({ file: await handle.getFile(), path });
+  else if (depth < DEPTH) for await (const inner of handle.values()) await ofHandle(inner, `${path}/${inner.name}`, depth + 1, files);
+}
+
+async function ofEntry(entry, path, depth, files) {
+  if (entry.isFile) {
+    files.push({ file: await new Promise((resolve, reject) => entry.file(resolve, reject)), path });
+  } else if (depth < DEPTH) {
+    const reader = entry.createReader();
+    // It gives a hundred entries at a time.
+    for (;;) {
+      const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+      if (some.length === 0) break;
+      for (const inner of some) await ofEntry(inner, `${path}/${inner.name}`, depth + 1, files);
+    }
+  }
+}
+
 let within = 0;
 addEventListener("dragenter", (event) => { event.preventDefault(); within += 1; document.body.classList.add("over"); });
 addEventListener("dragleave", () => { within -= 1; if (within <= 0) document.body.classList.remove("over"); });

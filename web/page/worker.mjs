@@ -58,11 +58,18 @@ const requests = {
     return both.ask({ do: "against", paths, original });
   },
   html({ paths }) {
-    if (second.length === 0) return engine.ask({ do: "html", paths, against: null });
-    const inputs = engineOf(second).ask({ do: "inputs" }).value;
-    const both = engineOf([...first, ...second]);
-    both.ask({ do: "report", paths, quick: false });
-    return both.ask({ do: "html", paths, against: inputs.length === 1 ? inputs[0] : SECOND });
+    if (second.length > 0) {
+      try {
+        const inputs = engineOf(second).ask({ do: "inputs" }).value;
+        const both = engineOf([...first, ...second]);
+        both.ask({ do: "report", paths, quick: false });
+        return both.ask({ do: "html", paths, against: inputs.length === 1 ? inputs[0] : SECOND });
+      } catch (error) {
+        // Files that have nothing in common: the report is of the first alone.
+        if (!(error instanceof GcodecError) || error.code !== "usage") throw error;
+      }
+    }
+    return engine.ask({ do: "html", paths, against: null });
   },
 };
 

@@ -80,6 +80,28 @@ await check("the NaN of a file, of shards", async () => {
   assert.deepEqual(JSON.parse(await json()).updates, JSON.parse(run("inspect", "sharded/model.safetensors.index.json", "--json").stdout).updates);
 });
 
+await check("shards that are compressed", async () => {
+  await page.setInputFiles("#tree", join(work, "compressed"));
+  await idle();
+  assert.match(await text("#facts"), /sharded safetensors[^]*NaN\s+1/);
+  assert.deepEqual(JSON.parse(await json()).updates, JSON.parse(run("inspect", "compressed", "--json").stdout).updates);
+});
+
+await check("what is dropped from the disk", async () => {
+  // As the browser gives it, unlike the files of an input: a page of a disk may read less of it.
+  const devtools = await context.newCDPSession(page);
+  for (const [name, advice] of [["nan.safetensors", /layer\.0\.weight\[43, 21\]/], ["sharded", /block\.2\.weight\[2, 17\]/]]) {
+    await page.evaluate(() => { document.querySelector("#shown").hidden = true; document.querySelector("#error").hidden = true; });
+    const data = { items: [], files: [join(work, name)], dragOperationsMask: 1 };
+    for (const type of ["dragEnter", "dragOver", "drop"]) await devtools.send("Input.dispatchDragEvent", { type, x: 300, y: 100, data });
+    await idle();
+    assert.equal(await text("#error"), "");
+    assert.match(await text("#advice"), advice);
+    assert.equal(await page.$eval("body", (body) => body.classList.contains("over")), false);
+  }
+  await devtools.detach();
+});
+
 await check("a distributed checkpoint", async () => {
   await page.setInputFiles("#tree", join(work, "checkpoint"));
   await idle();
@@ -100,7 +122,9 @@ await check("damaged and hostile files", async () => {
     assert.doesNotMatch(await text("#error"), /bug/);
   }
   await open("damaged.gcu");
-  assert.match(await text("#facts"), /fault/);
+  assert.match(await text("#facts"), /1 fault\b/);
+  const said = (await text("#advice")).split("\n");
+  assert.equal(said.filter((line) => line.includes("wrong checksum")).length, 1, said.join("; "));
   await open("state.pt");
   assert.equal(await text("#error"), "");
 });
@@ -159,6 +183,13 @@ await check("two files", async () => {
   await open("step3.safetensors");
   await page.setInputFiles("#reference", [join(work, "step3.safetensors")]);
   await page.waitForFunction(() => document.querySelector("#verdict").innerText.startsWith("Equal"));
+  // Without a name in common there is no loss, but the report.
+  await page.setInputFiles("#reference", [join(work, "nan.safetensors")]);
+  await page.waitForFunction(() => document.querySelector("#verdict").innerText.startsWith("No tensor of step3.safetensors"));
+  await page.click("#tab-report");
+  await page.waitForFunction(() => document.querySelector("#frame").srcdoc.length > 1000);
+  assert.equal(await text("#error"), "");
+  await page.click("#tab-tensors");
 });
 
 await check("the report of HTML", async () => {
@@ -202,6 +233,8 @@ await check("narrow, and dark", async () => {
   await open("nan.safetensors");
   await page.setViewportSize({ width: 360, height: 740 });
   assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 360);
+  // The place of the NaN is in sight.
+  await page.waitForFunction(() => [...document.querySelectorAll("#table td.bad")].every((cell) => cell.getBoundingClientRect().right <= 360));
   await page.screenshot({ path: join(folder, "narrow.png") });
   await page.setViewportSize({ width: 1240, height: 900 });
   await page.emulateMedia({ colorScheme: "dark" });

@@ -59,6 +59,8 @@ export function write(folder, gcodec) {
   put("sharded/model.safetensors.index.json", JSON.stringify({
     metadata: {}, weight_map: { "block.1.weight": "model-00001-of-00002.safetensors", "block.2.weight": "model-00002-of-00002.safetensors" },
   }));
+  mkdirSync(join(folder, "compressed"));
+  gcodec(["compress", "sharded", "-o", "compressed"]);
   const gradient = (scale) => safetensors([["w", [64, 64], wave(4096, scale)], ["b", [64], wave(64, scale)]]);
   for (const step of [1, 2, 3]) put(`step${step}.safetensors`, gradient(step));
   const steps = [1, 2, 3].map((step) => `step${step}.safetensors`);

@@ -94,6 +94,9 @@ try {
   assert.equal((await shards.statistics("block.2.weight")).nan, 1);
   await assert.rejects(open(new Uint8Array([0x80, 4, 0x95])).then((file) => file.inspect()), (error) => error.code === "invalid" && /pickle/.test(error.message));
   await assert.rejects(shards.tensor("missing"), (error) => error.code === "usage");
+  await assert.rejects(open(join(work, "missing.pt")), (error) => error instanceof GcodecError && error.code === "io");
+  // The licences are part of it.
+  assert.ok(["LICENSE-MIT", "LICENSE-APACHE"].every((name) => readdirSync(join(empty, "node_modules/gcodec")).includes(name)));
 
   // In a browser, without a bundler.
   const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"] });
