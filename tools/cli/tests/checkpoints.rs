@@ -245,6 +245,7 @@ fn nothing_is_lost_where_something_is_there() {
         (2, "is another file; --force", "decompress w.safetensors.gcu -o v.safetensors --remove"),
         (2, "it is a stream by its name", "compress w.safetensors.gcu"),
         (2, "does not end in .gcu; if it is a stream, -o", "decompress w.safetensors"),
+        (2, "a file is needed, not standard input", "compress - -o x.gcu"),
         (2, "two files would have this result", "compress v.safetensors w.safetensors -o x.gcu"),
         (2, "the output is also an input", "compress w.safetensors -o w.safetensors --force --remove"),
         (

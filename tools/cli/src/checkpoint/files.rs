@@ -71,6 +71,9 @@ pub(super) fn jobs(
 ) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for input in inputs {
+        if is_standard(input) {
+            return Err(Failure::usage("a file is needed, not standard input"));
+        }
         if !fs::metadata(input).in_file(input)?.is_dir() {
             let to = output.map(Path::to_owned).or_else(|| rename(input));
             let to = to.ok_or_else(|| Failure::usage(refusal).in_file(input))?;
