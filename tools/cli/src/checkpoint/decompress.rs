@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 }
 
 impl Args {
-    /// Writes the file of a stream. Returns its length and whether it was there before; `None` if a folder has a
-    /// stream of another origin.
+    /// Writes the file of a stream. Returns its length, and whether it was there before; `None` if a folder
+    /// has a stream of another origin.
     fn decompress(
         &self,
         job: &Job,
