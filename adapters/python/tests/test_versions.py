@@ -3,7 +3,9 @@ real steps of a transformer: the same bytes, both ways."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,9 +21,20 @@ pytest.importorskip("blake3")
 pytest.importorskip("safetensors")
 
 import gcodec  # noqa: E402
+from gcodec.engines.checkpoints import checkpoint  # noqa: E402
 from gcodec.engines.versions import ENCODING, Versions, apply, difference  # noqa: E402
 from gcodec.store import Follower, Store  # noqa: E402
-from weight_versions import ENCODINGS, INDEX, STATE, folder_of, publish, pull, weights_of  # noqa: E402
+from weight_versions import (  # noqa: E402
+    CHECKSUMS,
+    ENCODINGS,
+    INDEX,
+    STATE,
+    bytes_of,
+    folder_of,
+    publish,
+    pull,
+    weights_of,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAIN = ROOT.parent / "shared/gradients/weight_sync/chain"
@@ -65,6 +78,25 @@ def run(command: str, tmp_path: Path) -> Any:
     return run
 
 
+def loaded(variable: str) -> Any:
+    """Returns the module of the file that an environment variable names, or None without one."""
+    if not (file := os.environ.get(variable)):
+        return None
+    spec = importlib.util.spec_from_file_location(variable, file)
+    assert spec is not None and spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def receivers() -> dict[str, Any]:
+    """Returns functions as `pull` by name: the stand-in, and SGLang's own if there is its file."""
+    found: dict[str, Any] = {"stand-in": pull}
+    if module := loaded("SGLANG_LOCAL_CHECKPOINT"):
+        found["sglang"] = lambda local, base, run, target: module.pull(str(local), str(base), str(run), target)
+    return found
+
+
 def written(place: Path, versions: tuple[Path, list[Weights]]) -> Path:
     """Writes all versions as trainers do, and version 0 as a link."""
     base, weights = versions
@@ -93,6 +125,18 @@ def test_the_stand_ins_agree(tmp_path: Path, versions: tuple[Path, list[Weights]
     for version in (0, 1, 4, STEPS):
         pull(tmp_path / "local", base, place, version)
         same(weights_of(tmp_path / "local"), weights[version])
+
+
+def test_the_stand_in_writes_what_slime_does(versions: tuple[Path, list[Weights]]) -> None:
+    slime = loaded("SLIME_DISK_DELTA")
+    if slime is None:
+        pytest.skip("SLIME_DISK_DELTA names no file: slime/utils/disk_delta.py of a clone of slime")
+    _, weights = versions
+    for name, new in weights[1].items():
+        old = weights[0][name]
+        assert slime.overwrite_encode(new, new != old).tobytes() == bytes_of("overwrite", old, new)
+        for checksum in ("xxh3-128", "blake3", "adler32"):
+            assert slime.checksum(checksum, new) == CHECKSUMS[checksum](new)
 
 
 def test_folders_of_trainers_are_read(tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any) -> None:
@@ -129,8 +173,12 @@ def test_folders_of_trainers_are_read(tmp_path: Path, versions: tuple[Path, list
 
 
 @pytest.mark.parametrize("form", ["xor", "overwrite"])
-def test_sglang_reads_what_is_written(tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any, form: str) -> None:
+@pytest.mark.parametrize("receiver", receivers())
+def test_sglang_reads_what_is_written(
+    tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any, form: str, receiver: str
+) -> None:
     base, weights = versions
+    pull = receivers()[receiver]
     written(tmp_path / "updates", versions)
     inputs = " ".join(f"updates/weight_v{v:06d}" for v in range(1, STEPS + 1))
     run(f"convert {inputs} -o chain.gcu --layout slime --base {base}")
@@ -154,6 +202,36 @@ def test_sglang_reads_what_is_written(tmp_path: Path, versions: tuple[Path, list
     same(weights_of(tmp_path / "late"), weights[3])
     assert (tmp_path / "late/config.json").exists()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"weight_v{v:06d}" for v in range(1, STEPS + 5)]
+
+
+def test_differences_fold_and_go_through_stores(tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any) -> None:
+    base, weights = versions
+    written(tmp_path / "updates", versions)
+    (tmp_path / "got").mkdir()
+    # Several differences as one delta, as one difference, and as a whole version.
+    run("encode updates/weight_v000002 updates/weight_v000006 -o folded.gcu --codec delta")
+    run("decode folded.gcu -o got/model.safetensors --base updates/weight_v000002")
+    same(weights_of(tmp_path / "got"), weights[6])
+    run(f"convert updates/weight_v000006 -o folded --to xor --base {base}")
+    pull(tmp_path / "local", base, tmp_path / "folded", 1)
+    same(weights_of(tmp_path / "local"), weights[6])
+    # A store takes versions, and gives them back.
+    for version in (1, 2, 5):
+        run(f"publish store updates/weight_v{version:06d}")
+    for version, number in [(1, 1), (2, 2), (5, 3)]:
+        run(f"pull store -o {version}.safetensors --version {number}")
+    run(f"convert 1.safetensors 2.safetensors 5.safetensors -o out --to overwrite --base {base}")
+    for number, version in [(1, 1), (3, 5)]:
+        pull(tmp_path / "other", base, tmp_path / "out", number)
+        same(weights_of(tmp_path / "other"), weights[version])
+    # A checkpoint of streams stands for the same files.
+    shutil.copytree(folder_of(tmp_path / "updates", 3), tmp_path / "copy")
+    run("compress copy")
+    for file in (tmp_path / "copy").glob("*.safetensors"):
+        file.unlink()
+    run("decompress copy")
+    for file in folder_of(tmp_path / "updates", 3).iterdir():
+        assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_what_is_wrong_is_named(tmp_path: Path, versions: tuple[Path, list[Weights]], run: Any) -> None:
@@ -288,6 +366,9 @@ def test_a_follower_refuses_what_is_wrong(tmp_path: Path, versions: tuple[Path, 
     assert follower.stage() is not None
     with pytest.raises(gcodec.InputError, match="weight_v000009: there is no such version"):
         follower.stage(9)
+    # What reads a checkpoint does not take differences for one.
+    with pytest.raises(gcodec.InputError, match="differences"):
+        checkpoint(str(folder_of(place, 2)))
     # The deltas of a store do not apply to what came from folders.
     update = follower.stage(1)
     assert update is not None

@@ -68,7 +68,7 @@ def publish(
         if encode is not None:
             packed = encode(name, old[name], new[name])
         else:
-            packed = zstandard.ZstdCompressor(level=1).compress(_difference(encoding, old[name], new[name]))
+            packed = zstandard.ZstdCompressor(level=1).compress(bytes_of(encoding, old[name], new[name]))
         ranks[number % 2][name] = np.frombuffer(packed, np.uint8)
     ranks = [rank for rank in ranks if rank]
     weight_map = {}
@@ -87,7 +87,8 @@ def publish(
     (folder / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": weight_map}))
 
 
-def _difference(encoding: str, old: np.ndarray, new: np.ndarray) -> bytes:
+def bytes_of(encoding: str, old: np.ndarray, new: np.ndarray) -> bytes:
+    """Returns the difference of a tensor's bytes, not compressed."""
     if encoding == "xor":
         return (old ^ new).tobytes()
     changed = np.flatnonzero(old != new)
@@ -132,7 +133,7 @@ def pull(local: Path, base: Path, run: Path, target: int, encodings: dict[str, C
     state.parent.mkdir(parents=True, exist_ok=True)
     applied = int(json.loads(state.read_text())["version"]) if state.exists() else None
     start = target
-    while start > (applied or 0) and _is_difference(folder_of(run, start)):
+    while start > (applied or 0) and _isbytes_of(folder_of(run, start)):
         start -= 1
     if applied is None or start > applied:
         _copy(base if start == 0 else folder_of(run, start), local)
@@ -143,7 +144,7 @@ def pull(local: Path, base: Path, run: Path, target: int, encodings: dict[str, C
         _apply(local, folder_of(run, version), encodings or ENCODINGS)
 
 
-def _is_difference(folder: Path) -> bool:
+def _isbytes_of(folder: Path) -> bool:
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     index = folder / INDEX

@@ -22,7 +22,7 @@ def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> 
         variant: part of the names before their ends, as in `model.fp16.safetensors`.
 
     Raises:
-        InputError: there are none, or one of the index is missing.
+        InputError: there are none, one of the index is missing, or they have differences from other weights.
     """
     place, dot = Path(folder), f".{variant}" if variant else ""
     if not place.is_dir():
@@ -38,12 +38,17 @@ def weight_files(folder: str | os.PathLike[str], variant: str | None = None) -> 
 
 def _listed(index: Path) -> list[str]:
     """Returns the names of files in an index."""
+    names: Any = None
     try:
-        names: Any = set(json.loads(index.read_text())["weight_map"].values())
-        if names and all(isinstance(name, str) and Path(name).name == name for name in names):
-            return sorted(names)
+        found = json.loads(index.read_text())
+        is_of_differences = "delta_encoding" in (found.get("metadata") or {})
+        names = set(found["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
-        pass
+        is_of_differences = False
+    if is_of_differences:
+        raise InputError(f"{index} is of differences from another version: gcodec.engines.versions resolves them")
+    if names and all(isinstance(name, str) and Path(name).name == name for name in names):
+        return sorted(names)
     raise InputError(f"{index} is no index of files in its folder")
 
 

@@ -20,6 +20,7 @@ NEEDS = {
     "grpo.py": "trl",
     "slime_hooks.py": "safetensors",
     "folders.py": "safetensors",
+    "sparse_patches.py": "torch",
 }
 
 

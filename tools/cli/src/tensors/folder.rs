@@ -39,6 +39,9 @@ pub(crate) fn open(path: &Path) -> Result<(Opened, PathBuf)> {
 
 /// Returns the file for which a folder stands: its index of shards, its model, its shards, or its one file.
 pub(crate) fn of(folder: &Path) -> Result<PathBuf> {
+    if let Some(index) = versions::index_in(folder) {
+        return Ok(index);
+    }
     if let Some(metadata) = dcp::of_folder(folder) {
         return Ok(metadata);
     }
@@ -72,6 +75,9 @@ pub(crate) fn files_in(folder: &Path) -> Result<(Vec<PathBuf>, u64)> {
     let run = versions::folders_in(folder)?;
     if !run.is_empty() {
         return Ok((run, 0));
+    }
+    if let Some(index) = versions::index_in(folder) {
+        return Ok((vec![index], 0));
     }
     let Files { indices, known, others } = Files::of(folder)?;
     let mut files = [indices, known].concat();

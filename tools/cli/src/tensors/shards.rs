@@ -118,7 +118,11 @@ pub(super) fn read(path: &Path, index: &[u8], room: &mut Room) -> Result<Dump> {
     let index = Index::parse(index)?;
     match Difference::is_in(&index) {
         true => versions::read(path, index, room),
-        false => read_listed(path, &index, room),
+        false => {
+            let dump = read_listed(path, &index, room)?;
+            versions::check_whole(&dump)?;
+            Ok(dump)
+        }
     }
 }
 

@@ -14,23 +14,20 @@
 //! Version 0 is the checkpoint that the engines load at first; trainers do not publish it. Here it is the
 //! folder, or the link, `weight_v000000`. docs/engines.md names the sources.
 
+mod encoding;
+
 use super::shards::{self, Index};
 use super::{Data, Dump, NamedTensor, Opaque, Room, folder, kind, quoted};
 use crate::fail::{Failure, InFile, Result};
 use crate::files;
 use crate::input::{DEFAULT_MAX_BYTES, Input};
-use crate::stream::Updates;
-use gcodec::compress;
-use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
-use gcodec::internal::zstd_frame;
-use gcodec::stream::EncodeOptions;
-use gcodec::{Limits, TensorView};
+use encoding::unknown;
+pub(crate) use encoding::{Checksum, Encoding};
 use rayon::prelude::*;
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use twox_hash::XxHash3_128;
 
 /// Name of the index in the folder of a version.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -53,6 +50,27 @@ pub(crate) fn version_of(folder: &Path) -> Option<u64> {
 pub(crate) fn folder_with(path: &Path) -> Option<PathBuf> {
     let folder = if path.file_name()? == INDEX { path.parent()? } else { path };
     version_of(folder).map(|_| folder.to_owned())
+}
+
+/// Returns the index of the folder of a version. If it is damaged, the files that it lists must not be taken
+/// for a checkpoint: they may be differences.
+pub(super) fn index_in(folder: &Path) -> Option<PathBuf> {
+    let is_published = version_of(&named(folder)).is_some_and(|version| version > 0);
+    Some(folder.join(INDEX)).filter(|path| is_published && files::is_file(path))
+}
+
+/// Refuses differences whose index does not say that they are some.
+pub(super) fn check_whole(dump: &Dump) -> Result<()> {
+    let is_difference = |tensor: &&NamedTensor| {
+        tensor.view().dtype() == gcodec::tensor::Dtype::U8 && dump.metadata.contains_key(tensor.name())
+    };
+    match dump.tensors.iter().find(is_difference) {
+        None => Ok(()),
+        Some(tensor) => {
+            let what = "it has a checksum as a difference has, and the index does not say of which encoding";
+            Err(Failure::invalid(what).about(quoted(tensor.name())))
+        }
+    }
 }
 
 /// Returns the folders of the versions of a run, in their order.
@@ -116,30 +134,10 @@ pub(crate) struct Difference {
     pub(crate) checksum: Checksum,
 }
 
-/// How the difference of a tensor is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Encoding {
-    /// The new bytes and the old ones, exclusive or
-    Xor,
-    /// The positions of the bytes that change, and the new ones
-    Overwrite,
-    /// A stream of one delta
-    Gcodec,
-}
-
-/// Checksum of a tensor's bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Checksum {
-    #[value(name = "xxh3-128")]
-    Xxh3,
-    Blake3,
-    Adler32,
-}
-
 impl Difference {
-    /// Whether an index is of differences.
+    /// Whether an index is of differences. A damaged one must not turn them into a whole version.
     pub(super) fn is_in(index: &Index) -> bool {
-        index.metadata.get("delta_encoding").is_some()
+        ["delta_encoding", "base_version"].iter().any(|key| index.metadata.get(key).is_some())
     }
 
     /// Names the format of the files of an index of differences.
@@ -190,167 +188,6 @@ impl Difference {
         ]
         .map(|(key, value)| (key.to_owned(), value))
     }
-}
-
-impl Encoding {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Xor => "xor",
-            Self::Overwrite => "overwrite",
-            Self::Gcodec => "gcodec",
-        }
-    }
-
-    fn of(name: &str) -> Result<Self> {
-        let all = [Self::Xor, Self::Overwrite, Self::Gcodec];
-        let found = all.into_iter().find(|encoding| encoding.name() == name);
-        found.ok_or_else(|| unknown("encoding", name, "xor, overwrite and gcodec"))
-    }
-
-    /// Changes the bytes of a tensor.
-    fn apply(self, data: &mut [u8], compressed: &[u8]) -> Result<()> {
-        let len = data.len() as u64;
-        let most = match self {
-            Self::Xor => len,
-            // A position and a byte for each byte, and their number.
-            Self::Overwrite => len.saturating_mul(5).saturating_add(4),
-            // No stream of the tensor is longer.
-            Self::Gcodec => len.saturating_mul(2).saturating_add(1 << 20),
-        };
-        let change = zstd_frame(compressed, most)
-            .ok_or_else(|| Failure::invalid("its difference is not one whole zstd frame"))?;
-        if change.len() as u64 > most {
-            let what =
-                format!("more than {most} bytes of differences for {len} bytes: the base is the wrong one");
-            return Err(Failure::invalid(what));
-        }
-        match self {
-            Self::Xor => xor(data, &change),
-            Self::Overwrite => overwrite(data, &change),
-            Self::Gcodec => change_by_stream(data, &change),
-        }
-    }
-
-    /// Returns the difference of a tensor and one of its type and shape; `None` if they are equal.
-    ///
-    /// # Errors
-    /// A limit, if the positions do not fit.
-    pub(crate) fn difference(self, old: &NamedTensor, new: &NamedTensor) -> Result<Option<Vec<u8>>> {
-        let (old_bytes, new_bytes) = (old.bytes(), new.bytes());
-        match self {
-            _ if old_bytes == new_bytes => Ok(None),
-            Self::Xor => Ok(Some(old_bytes.iter().zip(&*new_bytes).map(|(old, new)| old ^ new).collect())),
-            Self::Overwrite => positions(&old_bytes, &new_bytes).map(Some),
-            Self::Gcodec => stream(old, new).map(Some),
-        }
-    }
-}
-
-/// Returns the difference of bytes as positions and new bytes.
-fn positions(old: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-    if new.len() as u64 > u64::from(u32::MAX) {
-        let what = format!("{} bytes; positions of overwrite end at 2^32: use xor", new.len());
-        return Err(Failure::limit(what));
-    }
-    let changed: Vec<u32> =
-        (0u32..).zip(old.iter().zip(new)).filter(|(_, (old, new))| old != new).map(|(at, _)| at).collect();
-    let mut bytes = (changed.len() as u32).to_le_bytes().to_vec();
-    bytes.extend(changed.iter().flat_map(|at| at.to_le_bytes()));
-    bytes.extend(changed.iter().map(|&at| new[at as usize]));
-    Ok(bytes)
-}
-
-/// Returns the difference of tensors as a stream of one delta.
-fn stream(old: &NamedTensor, new: &NamedTensor) -> Result<Vec<u8>> {
-    let view = new.view();
-    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new(new.name(), view.dtype(), view.shape())])?);
-    let input = [compress::Input { tensor: 0, name: new.name(), view, base: Some(old.view()) }];
-    let codecs = ["delta".parse().map_err(Failure::usage)?];
-    let pending = compress::pending(&input, &codecs, &compress::Options::default())?;
-    let runs = pending.deltas(&manifest, &mut compress::Digests::default())?;
-    let mut writer = gcodec::Writer::new(Vec::new(), EncodeOptions::default());
-    writer.update(&UpdateHeader::default().with_runs(runs), &manifest, pending)?;
-    Ok(writer.finish()?)
-}
-
-/// Changes the bytes of a tensor by a stream of one delta, which says its type and shape.
-fn change_by_stream(data: &mut [u8], stream: &[u8]) -> Result<()> {
-    let updates = Updates::open(stream, &Limits::default())?;
-    let one = (updates.len() == 1).then(|| updates.manifest(0).tensors());
-    let Some([info]) = one else {
-        return Err(Failure::invalid("its difference is not a stream of one update of one tensor"));
-    };
-    if info.bytes() != data.len() as u64 {
-        let (found, old) = (info.bytes(), data.len());
-        return Err(Failure::usage(format_args!(
-            "a difference of {found} bytes for {old} bytes of the base"
-        )));
-    }
-    let base = TensorView::new(info.dtype, &info.shape, data)?;
-    let tensors = updates.decode(0, |_| true, &[(info.name.clone(), base)].into())?;
-    let new = tensors.first().map(NamedTensor::bytes).unwrap_or_default().into_owned();
-    if new.len() == data.len() {
-        data.copy_from_slice(&new);
-    }
-    Ok(())
-}
-
-impl Checksum {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Xxh3 => "xxh3-128",
-            Self::Blake3 => "blake3",
-            Self::Adler32 => "adler32",
-        }
-    }
-
-    fn of(name: &str) -> Result<Self> {
-        let all = [Self::Xxh3, Self::Blake3, Self::Adler32];
-        let found = all.into_iter().find(|checksum| checksum.name() == name);
-        found.ok_or_else(|| unknown("checksum", name, "xxh3-128, blake3 and adler32"))
-    }
-
-    /// Returns the checksum in hexadecimal digits.
-    pub(crate) fn digits(self, data: &[u8]) -> String {
-        match self {
-            Self::Xxh3 => format!("{:032x}", XxHash3_128::oneshot(data)),
-            Self::Blake3 => blake3::hash(data).to_hex().to_string(),
-            Self::Adler32 => format!("{:08x}", adler2::adler32_slice(data)),
-        }
-    }
-}
-
-fn unknown(what: &str, found: &str, known: &str) -> Failure {
-    Failure::invalid(format_args!("{what} {found:?} is unknown; gcodec reads {known}"))
-}
-
-fn xor(data: &mut [u8], change: &[u8]) -> Result<()> {
-    if change.len() != data.len() {
-        let (change, old) = (change.len(), data.len());
-        return Err(Failure::usage(format_args!(
-            "{change} bytes of differences for {old} bytes of the base"
-        )));
-    }
-    data.iter_mut().zip(change).for_each(|(byte, change)| *byte ^= change);
-    Ok(())
-}
-
-fn overwrite(data: &mut [u8], change: &[u8]) -> Result<()> {
-    let cut = || Failure::invalid("its difference ends early");
-    let (count, rest) = change.split_first_chunk::<4>().ok_or_else(cut)?;
-    let count = u32::from_le_bytes(*count) as usize;
-    let (places, bytes) = count.checked_mul(4).and_then(|len| rest.split_at_checked(len)).ok_or_else(cut)?;
-    if bytes.len() != count {
-        return Err(Failure::invalid(format_args!("{} bytes for {count} positions", bytes.len())));
-    }
-    for (place, byte) in places.as_chunks::<4>().0.iter().zip(bytes) {
-        let place = u32::from_le_bytes(*place);
-        let len = data.len();
-        *data.get_mut(place as usize).ok_or_else(|| {
-            Failure::invalid(format_args!("byte {place} is to change, of {len}: the base is the wrong one"))
-        })? = *byte;
-    }
-    Ok(())
 }
 
 /// The differences of one version.
@@ -636,54 +473,6 @@ mod tests {
     }
 
     #[test]
-    fn both_encodings_give_the_new_bytes() {
-        let (old, new) = ([1u8, 2, 3, 4], [1u8, 7, 3, 9]);
-        let tensor = |data: [u8; 4]| {
-            let tensor = gcodec::TensorBuf::new(gcodec::tensor::Dtype::I16, vec![2], data.into()).unwrap();
-            NamedTensor::new("w".into(), tensor)
-        };
-        for (encoding, expected) in [
-            (Encoding::Xor, Some(&[0, 5, 0, 13][..])),
-            (Encoding::Overwrite, Some(&[2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 7, 9])),
-            (Encoding::Gcodec, None),
-        ] {
-            let change = encoding.difference(&tensor(old), &tensor(new)).unwrap().unwrap();
-            assert!(expected.is_none_or(|expected| change == expected), "{encoding:?}");
-            assert_eq!(encoding.difference(&tensor(new), &tensor(new)).unwrap(), None);
-            let mut data = old;
-            encoding.apply(&mut data, &packed(&change)).unwrap();
-            assert_eq!(data, new, "{encoding:?}");
-            for cut in 0..change.len() {
-                let failed = encoding.apply(&mut old.clone(), &packed(&change[..cut]));
-                assert!(failed.is_err(), "{encoding:?} {cut}");
-            }
-            let whole = packed(&change);
-            for cut in 0..whole.len() {
-                assert!(encoding.apply(&mut old.clone(), &whole[..cut]).is_err(), "{encoding:?} frame {cut}");
-            }
-            let more = encoding.apply(&mut old.clone(), &[&whole[..], b"x"].concat());
-            assert!(more.is_err(), "{encoding:?}");
-            let bomb = encoding.apply(&mut old.clone(), &packed(&[0; 2 << 20])).unwrap_err();
-            assert!(bomb.message.contains("more than"), "{bomb}");
-        }
-        let outside = Encoding::Overwrite.apply(&mut old.clone(), &packed(&[1, 0, 0, 0, 4, 0, 0, 0, 1]));
-        assert!(outside.unwrap_err().message.contains("byte 4 is to change, of 4"));
-    }
-
-    #[test]
-    fn checksums_are_those_of_python() {
-        // xxhash.xxh3_128(b"gcodec"), blake3.blake3(..) and zlib.adler32(..), in hexadecimal digits.
-        for (name, expected) in [
-            ("xxh3-128", "23606de186c05214ae642933514ff759"),
-            ("blake3", "867392d5a901f3508ee1cee40ee8bed89cf45f0bbf2908824d4553982f03bd2b"),
-            ("adler32", "08740266"),
-        ] {
-            assert_eq!(Checksum::of(name).unwrap().digits(b"gcodec"), expected);
-        }
-        assert!(Checksum::of("crc").is_err());
-    }
-
-    #[test]
     fn folders_have_the_number_of_their_version() {
         assert_eq!(version_of(Path::new("a/weight_v000012")), Some(12));
         assert_eq!(version_of(Path::new(&folder_of(1_234_567))), Some(1_234_567));
@@ -717,5 +506,83 @@ mod tests {
             assert!(parse(key, Some("other")).unwrap_err().message.contains("other"), "{key}");
         }
         assert!(parse("base_version", Some("3")).is_err());
+    }
+
+    /// Writes version `version` of one tensor, whose base is the version before.
+    fn publish(run: &Path, version: u64, old: &[u8], new: &[u8]) -> [PathBuf; 2] {
+        let folder = run.join(folder_of(version));
+        std::fs::create_dir(&folder).unwrap();
+        let change: Vec<u8> = old.iter().zip(new).map(|(old, new)| old ^ new).collect();
+        let packed = packed(&change);
+        let header = serde_json::json!({
+            "__metadata__": {"w": Checksum::Xxh3.digits(new)},
+            "w": {"dtype": "U8", "shape": [packed.len()], "data_offsets": [0, packed.len()]},
+        });
+        let header = header.to_string();
+        let shard = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &packed].concat();
+        let (base, checksum) = (version - 1, Checksum::Xxh3);
+        let said = Difference { version, base, encoding: Encoding::Xor, checksum }.said();
+        let metadata: serde_json::Map<_, _> =
+            said.into_iter().map(|(key, value)| (key, Value::from(value))).collect();
+        let index = serde_json::json!({"metadata": metadata, "weight_map": {"w": "a.safetensors"}});
+        let paths = [folder.join("a.safetensors"), folder.join(INDEX)];
+        std::fs::write(&paths[0], shard).unwrap();
+        std::fs::write(&paths[1], index.to_string()).unwrap();
+        paths
+    }
+
+    #[test]
+    fn every_wrong_byte_and_every_cut_is_refused_or_changes_nothing() {
+        let dir = crate::testing::TempDir::new();
+        let tensor = |data: &[u8]| {
+            gcodec::TensorBuf::new(gcodec::tensor::Dtype::Bf16, vec![data.len() as u64 / 2], data.to_vec())
+        };
+        let data: Vec<Vec<u8>> =
+            (0..3u8).map(|version| (0..40).map(|i| i * (1 + version % 2)).collect()).collect();
+        let base = dir.path("weight_v000000");
+        std::fs::create_dir(&base).unwrap();
+        let whole = tensor(&data[0]).unwrap();
+        super::super::write(&base.join("w.safetensors"), &[("w", whole.view())], &Default::default())
+            .unwrap();
+        let files = [publish(dir.root(), 1, &data[0], &data[1]), publish(dir.root(), 2, &data[1], &data[2])];
+        let last = dir.path("weight_v000002");
+        let read = || Dump::open_quietly(&last).map(|dump| dump.tensors[0].bytes().into_owned());
+        assert_eq!(read().unwrap(), data[2]);
+        let mut refused = 0;
+        for file in files.iter().flatten() {
+            let bytes = std::fs::read(file).unwrap();
+            for at in 0..bytes.len() {
+                let mut wrong = bytes.clone();
+                wrong[at] ^= 1;
+                for wrong in [&wrong[..], &bytes[..at]] {
+                    std::fs::write(file, wrong).unwrap();
+                    match read() {
+                        Ok(found) => assert_eq!(found, data[2], "{} byte {at}", file.display()),
+                        Err(failure) => {
+                            assert!(!failure.message.is_empty());
+                            refused += 1;
+                        }
+                    }
+                }
+            }
+            std::fs::write(file, &bytes).unwrap();
+        }
+        assert!(refused > 1000, "{refused}");
+        assert_eq!(verify(dir.root()).unwrap(), Some((3, 2, 1)));
+    }
+
+    #[test]
+    fn versions_do_not_lead_in_a_circle_or_without_end() {
+        let dir = crate::testing::TempDir::new();
+        for version in 1..4 {
+            publish(dir.root(), version, b"0000", b"1111");
+        }
+        // A missing folder ends the way, whatever its name would be.
+        assert!(Chain::to(&dir.path("weight_v000003"), None).unwrap().steps.len() == 3);
+        let index = dir.path("weight_v000002").join(INDEX);
+        let text = std::fs::read_to_string(&index).unwrap();
+        std::fs::write(&index, text.replace("\"000001\"", "\"000003\"")).unwrap();
+        let failure = Chain::to(&dir.path("weight_v000003"), None).unwrap_err();
+        assert!(failure.message.contains("version 2 is said to change version 3"), "{failure}");
     }
 }
