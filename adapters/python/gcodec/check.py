@@ -29,7 +29,7 @@ from gcodec._tensors.trees import named_tensors
 from gcodec.errors import InputError
 from gcodec.shards import place_of
 
-__all__ = ["Digests", "Part", "Region", "add", "bisect", "digest", "fused", "merge", "rows", "views"]
+__all__ = ["Digests", "Part", "Region", "add", "bisect", "digest", "fused", "merge", "region", "rows", "views"]
 
 _FORMAT = "gcodec-digests 1"
 
@@ -97,6 +97,11 @@ class Region:
     """Dimensions of the box."""
     sum: str
     """The share in a sum over several tensors: 32 hexadecimal digits."""
+
+
+def region(fields: Mapping[str, Any]) -> Region:
+    """Returns the region of `dataclasses.asdict(region)`, also where JSON made lists of its tuples."""
+    return Region(**{**fields, **{key: tuple(fields[key]) for key in ("whole", "offsets", "shape")}})
 
 
 @dataclass(frozen=True)

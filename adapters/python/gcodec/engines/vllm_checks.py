@@ -10,6 +10,7 @@ The digests cross the wire, the weights do not. The layout of a model is taken f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +22,8 @@ _ROWS_SHOWN = 4
 
 
 class Worker:
-    """Methods of vLLM's workers, by `worker_extension_cls`."""
+    """Methods of vLLM's workers, by `worker_extension_cls`, or as a further base of a class for `worker_cls`
+    or of another extension."""
 
     model_runner: Any
 
@@ -44,8 +46,12 @@ def digests(llm: Any) -> check.Digests:
     Raises:
         InputError: a worker's model has a layer whose layout is not known.
     """
-    found = llm.collective_rpc("gcodec_digests")
-    return check.merge(check.Digests(tuple(_region(one) for one in rank)) for rank in found)
+    return merged(llm.collective_rpc("gcodec_digests"))
+
+
+def merged(found: Iterable[list[dict[str, Any]]]) -> check.Digests:
+    """Returns the digests of what `gcodec_digests` returned on each worker, also as JSON."""
+    return check.merge(check.Digests(tuple(map(check.region, rank))) for rank in found)
 
 
 def differences(llm: Any, weights: Any) -> list[str]:
@@ -75,8 +81,3 @@ def _with_rows(llm: Any, weights: dict[str, Any], line: str) -> str:
     found = check.bisect(weights[name].shape[0], lambda first, end: check.rows(own, name, first, end), theirs, most=_ROWS_SHOWN)
     ranges = [str(first) if end == first + 1 else f"{first} to {end - 1}" for first, end in found]
     return f"{line} in rows {', '.join(ranges)}" if ranges else line
-
-
-def _region(one: dict[str, Any]) -> check.Region:
-    whole, offsets, shape = (tuple(one[key]) for key in ("whole", "offsets", "shape"))
-    return check.Region(one["name"], one["dtype"], whole, offsets, shape, one["sum"])

@@ -36,7 +36,7 @@ def layout(model: Any) -> check.Layout:
 def held(model: Any, name: str) -> Any:
     """Returns a parameter of a vLLM model in the shape that its layout describes."""
     parameter, (_, module) = model.get_parameter(name), _owner(model, name)
-    if "RoutedExperts" in _kinds(module) and _experts_are_blocks(name, module):
+    if "RoutedExperts" in kinds_of(module) and _experts_are_blocks(name, module):
         count, rows, columns = parameter.shape
         return parameter.view(count, rows // _BLOCK, columns, _BLOCK)
     if name.endswith("weight_packed") and _is_int4_of_the_cpu(module):
@@ -49,12 +49,13 @@ def _owner(model: Any, name: str) -> tuple[str, Any]:
     return path, model.get_submodule(path)
 
 
-def _kinds(module: Any) -> list[str]:
+def kinds_of(module: Any) -> list[str]:
+    """Returns the names of an object's classes: layers are known by them, so that no engine is imported."""
     return [kind.__name__ for kind in type(module).__mro__]
 
 
 def _parts(name: str, parameter: Any, path: str, module: Any, packed: dict[str, list[str]]) -> Iterator[check.Part]:
-    kinds = _kinds(module)
+    kinds = kinds_of(module)
     if name.endswith(UNUSED):
         return
     if "RoutedExperts" in kinds:
@@ -66,22 +67,27 @@ def _parts(name: str, parameter: Any, path: str, module: Any, packed: dict[str, 
     if "LinearBase" in kinds and not parameter.numel():
         raise InputError(f"{name}: vLLM packed the weights of the layer for the CPU, and removed them")
     if "VocabParallelEmbedding" in kinds:
-        yield _vocabulary(name, parameter, module)
+        yield vocabulary(name, parameter, module)
     elif "LinearBase" not in kinds:
         if "FusedMoE" in kinds:
             raise InputError(f"{name}: the layout of {type(module).__name__} is not known")
         yield check.Part(name)
     elif not int4:
-        yield from _linear(name, tuple(parameter.shape), path, module, kinds, packed)
+        yield from linear(name, tuple(parameter.shape), path, module, packed, *_ranks(module))
     elif module.scheme.group_size == -1:
         raise InputError(f"{name}: int4 with one scale for each row is not known")
     else:
         shape = tuple(parameter.shape[::-1])
         if name.endswith("weight_packed"):
             shape = (parameter.shape[0] * _BLOCK, parameter.shape[1] // 2 // 8)
-        for part in _linear(name, shape, path, module, kinds, packed):
+        for part in linear(name, shape, path, module, packed, *_ranks(module)):
             # Scales lie in the order of their columns.
             yield part if name.endswith("weight_packed") else _transposed(part)
+
+
+def _ranks(module: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    own = getattr(module, "tp_rank", 0), getattr(module, "tp_size", 1)
+    return own, own
 
 
 def _transposed(part: check.Part) -> check.Part:
@@ -91,11 +97,12 @@ def _transposed(part: check.Part) -> check.Part:
 
 def _check_not_quantised(name: str, module: Any) -> None:
     method = getattr(module, "quant_method", None)
-    if method is not None and not any(kind.startswith("Unquantized") for kind in _kinds(method)):
+    if method is not None and not any(kind.startswith("Unquantized") for kind in kinds_of(method)):
         raise InputError(f"{name}: the layout of {type(method).__name__} is not known: the layer is quantised")
 
 
-def _vocabulary(name: str, parameter: Any, module: Any) -> check.Part:
+def vocabulary(name: str, parameter: Any, module: Any) -> check.Part:
+    """Returns the part of an embedding that a rank has."""
     # The rest of the rows is padding.
     at = module.shard_indices
     own = at.org_vocab_end_index - at.org_vocab_start_index
@@ -103,10 +110,17 @@ def _vocabulary(name: str, parameter: Any, module: Any) -> check.Part:
     return check.Part(name, (slice(0, own),), shape=whole, offsets=(at.org_vocab_start_index, *(0,) * (len(whole) - 1)))
 
 
-def _linear(name: str, shape: tuple[int, ...], path: str, module: Any, kinds: list[str], packed: dict[str, list[str]]) -> Iterator[check.Part]:
-    """Returns the parts of a linear layer's parameter, of the checkpoint's order of dimensions."""
+def linear(
+    name: str, shape: tuple[int, ...], path: str, module: Any, packed: dict[str, list[str]], own: tuple[int, int], heads: tuple[int, int]
+) -> Iterator[check.Part]:
+    """Returns the parts of a linear layer's parameter, of the checkpoint's order of dimensions.
+
+    own, heads: rank and size of the layer's group, and of that which k and v are divided by.
+    """
+    kinds = kinds_of(module)
     if "QKVParallelLinear" in kinds or "MergedColumnParallelLinear" in kinds:
-        yield from _fused(name, shape, path, module, kinds, packed)
+        shares = _shares(module, own, heads) if "QKVParallelLinear" in kinds else [(size, *own) for size in module.output_sizes]
+        yield from _fused(name, shape, path, shares, packed)
     elif "ColumnParallelLinear" in kinds or "RowParallelLinear" in kinds:
         dim = 0 if "ColumnParallelLinear" in kinds else 1
         if dim >= len(shape):
@@ -114,8 +128,8 @@ def _linear(name: str, shape: tuple[int, ...], path: str, module: Any, kinds: li
             yield check.Part(name)
             return
         dims, first = list(shape), [0] * len(shape)
-        first[dim] = module.tp_rank * dims[dim]
-        dims[dim] *= module.tp_size
+        first[dim] = own[0] * dims[dim]
+        dims[dim] *= own[1]
         yield check.Part(name, shape=tuple(dims), offsets=tuple(first))
     elif "ReplicatedLinear" in kinds:
         yield check.Part(name)
@@ -123,8 +137,8 @@ def _linear(name: str, shape: tuple[int, ...], path: str, module: Any, kinds: li
         raise InputError(f"{name}: the layout of {type(module).__name__} is not known")
 
 
-def _fused(name: str, shape: tuple[int, ...], path: str, module: Any, kinds: list[str], packed: dict[str, list[str]]) -> Iterator[check.Part]:
-    sources, shares = packed.get(path.rpartition(".")[2]), _shares(module, kinds)
+def _fused(name: str, shape: tuple[int, ...], path: str, shares: _Shares, packed: dict[str, list[str]]) -> Iterator[check.Part]:
+    sources = packed.get(path.rpartition(".")[2])
     if sources is None or len(sources) != len(shares):
         raise InputError(f"{name}: the model does not say which {len(shares)} tensors it holds")
     start = 0
@@ -137,14 +151,11 @@ def _fused(name: str, shape: tuple[int, ...], path: str, module: Any, kinds: lis
         raise InputError(f"{name}: {start} rows are known of {shape[0]}")
 
 
-def _shares(module: Any, kinds: list[str]) -> _Shares:
-    rank, world = module.tp_rank, module.tp_size
-    if "QKVParallelLinear" not in kinds:
-        return [(size, rank, world) for size in module.output_sizes]
+def _shares(module: Any, own: tuple[int, int], heads: tuple[int, int]) -> _Shares:
     # With more ranks than heads, several ranks hold the same head.
-    replicas, heads = module.num_kv_head_replicas, module.total_num_kv_heads
-    others = [(heads * head, rank // replicas, world // replicas) for head in (module.head_size, module.v_head_size)]
-    return [(module.total_num_heads * module.head_size, rank, world), *others]
+    replicas, count = module.num_kv_head_replicas, module.total_num_kv_heads
+    others = [(count * head, heads[0] // replicas, heads[1] // replicas) for head in (module.head_size, module.v_head_size)]
+    return [(module.total_num_heads * module.head_size, *own), *others]
 
 
 def _renamed(name: str, path: str, leaf: str) -> str:
@@ -212,7 +223,7 @@ def _is_int4_of_the_cpu(module: Any) -> bool:
     """Whether it is a layer of compressed-tensors' int4, packed by vLLM for the CPU."""
     scheme = getattr(module, "scheme", None)
     kernel = getattr(scheme, "kernel", None)
-    return "CompressedTensorsWNA16" in _kinds(scheme) and "CPUWNA16LinearKernel" in _kinds(kernel) and not module.use_w4a8
+    return "CompressedTensorsWNA16" in kinds_of(scheme) and "CPUWNA16LinearKernel" in kinds_of(kernel) and not module.use_w4a8
 
 
 def _nibbles_by_row(packed: Any) -> Any:

@@ -116,7 +116,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Any]]:
 
 def held(url: str) -> check.Digests:
     found = post(f"{url}/collective_rpc", {"method": "gcodec_digests"})["results"]
-    return check.merge(check.Digests(tuple(vllm_checks._region(one) for one in rank)) for rank in found)
+    return vllm_checks.merged(found)
 
 
 def test_a_server_loads_what_skyrls_trainer_publishes(server: tuple[str, Any], tmp_path: Path) -> None:
