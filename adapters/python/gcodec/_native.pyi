@@ -20,6 +20,7 @@ __all__ = [
     "Store",
     "Tensor",
     "Version",
+    "Versions",
     "__version__",
     "_load_driver",
     "canonical",
