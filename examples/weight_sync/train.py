@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,25 +18,33 @@ from task import ANSWER, PROMPT, VOCABULARY, digest, network, rewards
 
 import gcodec.engines.transformers
 from gcodec.store import Store
+from gcodec.sync import Sender
 
 Weights = dict[str, torch.Tensor]
+
+ANCHOR_EVERY = 8
+"""Versions from one with all weights to the next."""
 
 
 def main() -> None:
     args = argparse.ArgumentParser(description=__doc__)
     args.add_argument("--store", required=True)
     args.add_argument("--rate", type=float, default=3e-6, help="learning rate")
+    args.add_argument("--streams", default="", help="folder for the versions as streams, too")
     given = args.parse_args()
     torch.set_num_threads(1)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.rate, betas=(0.9, 0.99), weight_decay=0.0)
-    store = Store(given.store, anchor_every=8)
+    store = Store(given.store, anchor_every=ANCHOR_EVERY)
     last = cast(model)
     # Version 1 is the checkpoint before training.
     store.publish(last, meta={"step": "0", "begun": str(time.time())})
+    streams = Streams(Path(given.streams), last) if given.streams else None
     for step, _ in enumerate(sys.stdin, 1):
         reward = learn(model, optimizer)
         weights = cast(model)
+        if streams is not None:
+            streams.publish(weights)
         begun = time.time()
         published = store.publish(weights, meta={"step": str(step), "begun": str(begun)})
         seconds = time.time() - begun
@@ -58,6 +67,28 @@ def main() -> None:
             flush=True,
         )
         last = weights
+
+
+class Streams:
+    """Versions as streams of a `gcodec.sync.Sender`, by a folder: what any other transport would carry."""
+
+    def __init__(self, folder: Path, weights: Weights) -> None:
+        self.folder, self.sender = folder, Sender(weights, version=1)
+        folder.mkdir()
+        self._write("1.begun", str(time.time()).encode())
+        self._write("1.anchor", self.sender.anchor())
+
+    def publish(self, weights: Weights) -> None:
+        version = self.sender.version + 1
+        self._write(f"{version}.begun", str(time.time()).encode())
+        self._write(f"{version}.delta", self.sender.delta(weights))
+        if version % 4 == 0:
+            self._write(f"{version}.anchor", self.sender.anchor())
+
+    def _write(self, name: str, data: bytes) -> None:
+        made = self.folder / f"{name}.new"
+        made.write_bytes(data)
+        made.rename(self.folder / name)
 
 
 def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
