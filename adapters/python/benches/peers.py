@@ -1,11 +1,12 @@
 """The speed and size of gcodec beside other compressors, in one process and on one thread.
 
-    python adapters/python/benches/peers.py FILE.safetensors
+    python adapters/python/benches/peers.py GRADIENT.safetensors WEIGHTS.safetensors
 
-The elements of the file's f32 tensors, one after the other and again from the first, 16 Mi of them; as
-bf16 their upper halves. GB/s of these elements, by processor time (all threads, user and system), the
-best of several runs that take turns. All decoders return new memory. `cargo xtask peers` runs this
-program.
+The tensors of a gradient (f32, and rounded to bf16) and of weights (bf16), each repeated along its rows to
+16 Mi elements in all. Every copy has another sign and scale, so that nothing repeats. gcodec gets the tensors
+by name, the others all elements one after the other. GB/s of these elements, by processor time (all threads,
+user and system), the best of several runs that take turns. All decoders return new memory. `cargo xtask
+peers` runs this program.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
+import bitsandbytes
 import blosc2
 import numpy as np
+import openzl.ext as zl
 import torch
 import zstandard
 from pcodec import ChunkConfig, standalone
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 import gcodec
 
@@ -31,35 +35,72 @@ with warnings.catch_warnings():
 
 ELEMENTS, RUNS = 16 << 20, 5
 
-Way = tuple[str, Callable[[], object], Callable[[object], object]]
+Way = tuple[str, Callable[[], Any], Callable[[Any], Any]]
+
+
+class Data:
+    """Tensors of one type by name, and all their elements as an array of floats or of 16-bit patterns."""
+
+    def __init__(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        self.name, self.tensors = name, tensors
+        flat = torch.cat([x.flatten() for x in tensors.values()])
+        self.elements = flat.view(torch.uint16 if flat.dtype == torch.bfloat16 else flat.dtype).numpy()
+
+
+def repeated(path: str) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a file, each repeated along its rows, to at least `ELEMENTS` in all."""
+    tensors = {name: x for name, x in load_file(path).items() if x.dim() and x.is_floating_point()}
+    copies = -(-ELEMENTS // sum(x.numel() for x in tensors.values()))
+    # No powers of two, which would leave the fractions as they are.
+    scales = [(-1 if i % 3 == 0 else 1) * (1 + (37 * i % 97) / 97) for i in range(copies)]
+    return {name: torch.cat([scaled(x, scale) for scale in scales]) for name, x in tensors.items()}
+
+
+def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Returns a scaled tensor. Of bf16, each element is a random number that rounds to it: products of the
+    elements themselves would have some fractions more often than others."""
+    if x.dtype == torch.bfloat16:
+        fraction, exponent = torch.frexp(x.float())
+        x = torch.ldexp(fraction + (torch.rand(x.shape) - 0.5) / 256 * (fraction != 0), exponent)
+        return (x * scale).bfloat16()
+    return x * scale
 
 
 def main() -> None:
     torch.set_num_threads(1)
     gcodec.set_num_threads(1)
-    tensors = load_file(sys.argv[1]).values()
-    floats = np.resize(np.concatenate([t.ravel() for t in tensors if t.dtype == np.float32]), ELEMENTS)
-    halves = (floats.view(np.uint32) >> 16).astype(np.uint16)
-    print(f"| {'elements, compressor':36} | encode | decode | size |\n|---|---|---|---|")
-    bf16 = torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
-    ways = [ours(bf16, "lossless"), zipnn(halves, "bfloat16"), zstd(halves, 1), blosc(halves)]
-    table("bf16", halves, ways, exact=True)
-    pco = ("pcodec", lambda: standalone.simple_compress(floats, ChunkConfig()), standalone.simple_decompress)
-    ways = [ours(floats, "lossless"), zipnn(floats, "float32"), pco, zstd(floats, 1), blosc(floats)]
-    table("f32", floats, ways, exact=True)
-    ways = [ours(floats, spec) for spec in ("natural", "qsgd:bits=4", "dither", "terngrad", "int8", "sign")]
-    table("f32", floats, ways, exact=False)
+    torch.manual_seed(0)
+    gradient, weights = repeated(sys.argv[1]), repeated(sys.argv[2])
+    floats = Data("gradient, f32", gradient)
+    print(f"| {'data, compressor':52} | encode | decode | size |\n|---|---|---|---|")
+    for data in (Data("gradient, bf16", {name: x.bfloat16() for name, x in gradient.items()}), Data("weights, bf16", weights), floats):
+        table(data, lossless(data), exact=True)
+    specs = ("natural", "qsgd:bits=4", "dither", "terngrad", "int8", "sign")
+    table(floats, [*(ours(floats, spec) for spec in specs), eight_bits(floats)], exact=False)
     for density in (0.1, 0.01, 0.001):
-        ways = [ours(floats, f"topk:density={density}"), torch_topk(floats, density)]
-        table(f"f32, {density:.1%} kept:", floats, ways, exact=False)
+        table(floats, [ours(floats, f"topk:density={density}"), torch_topk(floats, density)], exact=False)
 
 
-def table(name: str, elements: np.ndarray, ways: list[Way], exact: bool) -> None:
+def lossless(data: Data) -> list[Way]:
+    """All that give the elements back as they are."""
+    halves = data.elements.itemsize == 2
+    ways = [ours(data, "lossless"), ours(data, "lossless:effort=fast")]
+    # What OpenZL has for floats: exponents apart from signs and fractions. Its own profile for bf16 and f32
+    # is the last of these.
+    coders = (("Huffman, store", zl.graphs.Huffman, zl.graphs.Store), ("entropy", zl.graphs.Entropy, zl.graphs.Entropy))
+    ways += [open_zl(data, name, exponent, rest) for name, exponent, rest in coders]
+    ways += [open_zl(data, "compress", zl.graphs.Compress, zl.graphs.Compress)]
+    ways += [zipnn(data, "bfloat16" if halves else "float32"), zstd(data, 1), blosc(data)]
+    return ways if halves else [*ways, pco(data)]
+
+
+def table(data: Data, ways: list[Way], exact: bool) -> None:
     """Prints a row for each way to encode and decode the elements."""
-    times = [[[], []] for _ in ways]
+    elements = data.elements
+    times: list[tuple[list[float], list[float]]] = [([], []) for _ in ways]
     sizes = []
     for run in range(RUNS):
-        for (_, encode, decode), (encoding, decoding) in zip(ways, times, strict=True):
+        for (name, encode, decode), (encoding, decoding) in zip(ways, times, strict=True):
             start = time.process_time()
             encoded = encode()
             middle = time.process_time()
@@ -68,59 +109,100 @@ def table(name: str, elements: np.ndarray, ways: list[Way], exact: bool) -> None
             encoding.append(middle - start)
             if run == 0:
                 sizes.append(size(encoded) / elements.nbytes)
-                assert not exact or raw(decoded) == elements.tobytes(), "the elements come back"
+                assert not exact or raw(data, decoded) == elements.tobytes(), f"{name}: the elements come back"
             del encoded, decoded
     for (way, _, _), (encoding, decoding), share in zip(ways, times, sizes, strict=True):
         speeds = " | ".join(f"{elements.nbytes / min(seconds) / 1e9:.2f}" for seconds in (encoding, decoding))
-        print(f"| {f'{name} {way}':36} | {speeds} | {share:.2%} |", flush=True)
+        print(f"| {f'{data.name}: {way}':52} | {speeds} | {share:.2%} |", flush=True)
 
 
-def size(encoded: object) -> int:
+def size(encoded: Any) -> int:
     """Returns the number of bytes of what an encoder returned."""
     return sum(t.nbytes for t in encoded) if isinstance(encoded, tuple) else len(encoded)
 
 
-def raw(decoded: object) -> bytes:
-    """Returns the bytes of what a decoder returned."""
+def raw(data: Data, decoded: Any) -> bytes:
+    """Returns the bytes of what a decoder returned, in the order of the elements."""
     if isinstance(decoded, dict):
-        (decoded,) = decoded.values()
+        return b"".join(np.from_dlpack(decoded[name].bits()).tobytes() for name in data.tensors)
     return decoded.tobytes() if hasattr(decoded, "tobytes") else bytes(decoded)
 
 
-def ours(elements: object, spec: str) -> Way:
+def ours(data: Data, spec: str) -> Way:
     """gcodec with this codec."""
-    return f"gcodec `{spec}`", lambda: gcodec.encode(elements, spec), gcodec.decode
+    return f"gcodec `{spec}`", lambda: gcodec.encode(data.tensors, spec), gcodec.decode
 
 
-def zipnn(elements: np.ndarray, kind: str) -> Way:
+def open_zl(data: Data, name: str, exponent: Callable[[], Any], rest: Callable[[], Any]) -> Way:
+    """OpenZL's split of floats, with these coders."""
+    halves = data.elements.itemsize == 2
+    compressor = zl.Compressor()
+    compressor.set_parameter(zl.CParam.FormatVersion, zl.MAX_FORMAT_VERSION)
+    split = zl.nodes.BFloat16Deconstruct() if halves else zl.nodes.Float32Deconstruct()
+    rest_graph = rest()(compressor)
+    if not halves and rest is zl.graphs.Entropy:
+        # Its entropy coder takes no elements of three bytes.
+        rest_graph = zl.nodes.TransposeSplit()(compressor, rest_graph)
+    compressor.select_starting_graph(split(compressor, rest_graph, exponent()(compressor)))
+    patterns = data.elements.view(np.uint16 if halves else np.uint32)
+
+    def encode() -> bytes:
+        context = zl.CCtx()
+        context.ref_compressor(compressor)
+        return context.compress([zl.Input(zl.Type.Numeric, patterns)])
+
+    return f"OpenZL, {name}", encode, lambda b: zl.DCtx().decompress(b)[0].content.as_nparray()
+
+
+def zipnn(data: Data, kind: str) -> Way:
     """ZipNN for this type of elements."""
     codec = ZipNN(bytearray_dtype=kind, input_format="byte", threads=1)
     # It changes the bytes that it compresses.
-    return "ZipNN", lambda: codec.compress(bytearray(elements.data.cast("B"))), codec.decompress
+    return "ZipNN", lambda: codec.compress(bytearray(data.elements.data.cast("B"))), codec.decompress
 
 
-def zstd(elements: np.ndarray, level: int) -> Way:
+def zstd(data: Data, level: int) -> Way:
     """Zstandard."""
     codec, decoder = zstandard.ZstdCompressor(level=level), zstandard.ZstdDecompressor()
-    return f"zstd -{level}", lambda: codec.compress(elements.data.cast("B")), decoder.decompress
+    return f"zstd -{level}", lambda: codec.compress(data.elements.data.cast("B")), decoder.decompress
 
 
-def blosc(elements: np.ndarray) -> Way:
+def blosc(data: Data) -> Way:
     """Blosc with shuffled bytes and Zstandard."""
-    settings = {"typesize": elements.itemsize, "codec": blosc2.Codec.ZSTD, "clevel": 1, "nthreads": 1}
-    return "blosc2, zstd -1", lambda: blosc2.compress2(elements, **settings), lambda b: blosc2.decompress2(b, nthreads=1)
+    settings = {"typesize": data.elements.itemsize, "codec": blosc2.Codec.ZSTD, "clevel": 1, "nthreads": 1}
+    return "blosc2, zstd -1", lambda: blosc2.compress2(data.elements, **settings), lambda b: blosc2.decompress2(b, nthreads=1)
 
 
-def torch_topk(elements: np.ndarray, density: float) -> Way:
+def pco(data: Data) -> Way:
+    """pcodec with its own choices."""
+    return "pcodec", lambda: standalone.simple_compress(data.elements, ChunkConfig()), standalone.simple_decompress
+
+
+def eight_bits(data: Data) -> Way:
+    """bitsandbytes' blocks of 8 bits, without any coding."""
+    tensor = torch.from_numpy(data.elements)
+
+    def quantise() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        codes, state = bitsandbytes.functional.quantize_blockwise(tensor, blocksize=256)
+        return codes, state.absmax, state.code
+
+    def restore(kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        codes, absmax, code = kept
+        return bitsandbytes.functional.dequantize_blockwise(codes, absmax=absmax, code=code, blocksize=256)
+
+    return "bitsandbytes, 8 bits", quantise, restore
+
+
+def torch_topk(data: Data, density: float) -> Way:
     """PyTorch's selection and scattering, without any coding."""
-    tensor = torch.from_numpy(elements)
-    count = round(density * len(elements))
+    tensor = torch.from_numpy(data.elements)
+    count = round(density * len(tensor))
 
     def select() -> tuple[torch.Tensor, torch.Tensor]:
         places = torch.topk(tensor.abs(), count, sorted=False).indices
         return tensor[places], places
 
-    return "torch.topk, scatter", select, lambda kept: torch.zeros(len(elements)).scatter_(0, kept[1], kept[0])
+    return f"torch.topk, scatter, {density:.1%}", select, lambda kept: torch.zeros(len(tensor)).scatter_(0, kept[1], kept[0])
 
 
 if __name__ == "__main__":

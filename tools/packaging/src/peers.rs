@@ -20,6 +20,9 @@ pub struct Args {
     /// Gradient whose elements are compressed.
     #[arg(long, default_value = "../shared/gradients/gpt_step0300_worker0.safetensors")]
     gradient: PathBuf,
+    /// Weights (bf16) whose elements are compressed.
+    #[arg(long, default_value = "../shared/gradients/weight_sync/gpt_bf16_sync020.safetensors")]
+    weights: PathBuf,
 }
 
 /// Measures gcodec and its peers, and prints or writes the table.
@@ -27,7 +30,7 @@ pub fn measure(args: &Args) -> Result<()> {
     let python = python::with_peers()?;
     let output = Command::new(python)
         .arg("adapters/python/benches/peers.py")
-        .arg(&args.gradient)
+        .args([&args.gradient, &args.weights])
         .current_dir(root())
         .stderr(Stdio::inherit())
         .output()?;

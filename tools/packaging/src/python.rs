@@ -30,7 +30,8 @@ const ENGINE_PACKAGES: &[&str] = &[
     "torchft==0.2.0",
 ];
 const PEERS_REQUIREMENTS: &str = "adapters/python/requirements-peers.txt";
-const ZIPNN: &str = "zipnn==0.5.4";
+/// Peers that name PyTorch among their requirements, with one for CUDA devices.
+const PEER_PACKAGES: &[&str] = &["zipnn==0.5.4", "bitsandbytes==0.50.2"];
 /// File in the environment of packages with the hash of its requirements.
 const MARKER: &str = "gcodec-requirements";
 
@@ -69,7 +70,7 @@ const PEERS: Environment = Environment {
     variable: "GCODEC_PEERS",
     name: "peers",
     requirements: PEERS_REQUIREMENTS,
-    alone: &[ZIPNN],
+    alone: PEER_PACKAGES,
 };
 
 /// Makes the environment of packages if it is missing, or returns the reason why it cannot.
