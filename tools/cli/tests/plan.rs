@@ -6,7 +6,7 @@ use common::{Dir, demo, worker, workers};
 use serde_json::Value;
 
 fn planned(dir: &Dir, line: &str) -> Value {
-    serde_json::from_slice(&dir.well(&format!("plan {line} --json --runs 1")).stdout).unwrap()
+    serde_json::from_slice(&dir.well(&format!("plan {line} --json --runs 3")).stdout).unwrap()
 }
 
 fn choice<'a>(report: &'a Value, codec: &str) -> &'a Value {
