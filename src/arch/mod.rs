@@ -43,6 +43,13 @@ enum Width {
     Avx512,
 }
 
+impl Form {
+    /// Whether it has no wide instructions beyond those of all processors of its kind.
+    pub(crate) fn is_plain(self) -> bool {
+        self.0 == Width::Plain
+    }
+}
+
 /// Returns the forms of a kernel that this processor can run, narrowest first.
 pub(crate) fn forms() -> impl Iterator<Item = Form> {
     [Width::Plain, Width::Avx2, Width::Avx512].into_iter().filter(|width| has(*width)).map(Form)
