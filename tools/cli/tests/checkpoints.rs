@@ -228,6 +228,39 @@ fn folders_are_compressed_whole_and_can_be_repeated() {
 }
 
 #[test]
+fn a_folder_of_results_has_the_other_files_too() {
+    let dir = Dir::new();
+    std::fs::create_dir_all(dir.path("m/deep")).unwrap();
+    write_tensors(&dir.path("m/w.safetensors"), &[("w", "F32", &[300], &numbers(300, 1.0))]);
+    std::fs::write(dir.path("m/config.json"), "{}").unwrap();
+    std::fs::write(dir.path("m/deep/merges.txt"), "a b").unwrap();
+    // The folder of the results may be one of those of the inputs.
+    for out in ["small", "m/small"] {
+        let run = dir.well(&format!("compress m -o {out}"));
+        assert!(
+            run.err.contains("1 file: ") && run.err.contains("; 2 other files were copied"),
+            "{}",
+            run.err
+        );
+        let names = ["w.safetensors.gcu", "config.json", "deep/merges.txt"];
+        assert!(names.iter().all(|name| dir.path(out).join(name).is_file()), "{out}");
+        assert_eq!(std::fs::read_dir(dir.path(out)).unwrap().count(), 3);
+    }
+    std::fs::remove_dir_all(dir.path("m/small")).unwrap();
+    let back = dir.well("decompress small -o back").err;
+    assert!(back.contains("; 2 other files were copied"), "{back}");
+    for name in ["w.safetensors", "config.json", "deep/merges.txt"] {
+        assert_eq!(bytes(&dir.path("back").join(name)), bytes(&dir.path("m").join(name)), "{name}");
+    }
+    // Repeated, and with another file in the way.
+    dir.well("compress m -o small");
+    std::fs::write(dir.path("small/config.json"), "{\"other\": 1}").unwrap();
+    dir.fails(2, "config.json is there, and is another file; --force", "compress m -o small");
+    dir.well("compress m -o small --force");
+    assert_eq!(bytes(&dir.path("small/config.json")), b"{}");
+}
+
+#[test]
 fn nothing_is_lost_where_something_is_there() {
     let dir = Dir::new();
     write_tensors(&dir.path("w.safetensors"), &[("w", "F32", &[300], &numbers(300, 1.0))]);

@@ -30,8 +30,8 @@ use std::time::Instant;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Files: .safetensors, .pt and other files of torch.save, .npy, .npz that is not deflated, .gguf. In
-a folder, other files are left as they are. A file whose stream is there already is compared with
-it and skipped, so that a stopped command can be repeated.
+a folder, other files are left as they are, and are copied to the folder of --output. A file whose
+stream is there already is compared with it and skipped, so that a stopped command can be repeated.
 
 Examples:
   gcodec compress model.safetensors
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         stream_of,
         "it is a stream by its name",
     )?;
-    let (mut totals, start) = (Totals::default(), Instant::now());
+    let (mut totals, mut done, start) = (Totals::default(), Vec::new(), Instant::now());
     let progress = Progress::new(jobs.iter().map(Job::bytes).sum(), "compressing", true);
     let mut finished = 0;
     for job in &jobs {
@@ -97,6 +97,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
                 totals.there += u64::from(was_there);
                 totals.bytes += bytes;
                 totals.streams += stream;
+                done.push(job);
             }
             None => totals.left += 1,
         }
@@ -106,11 +107,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     if totals.files == 0 {
         return Err(Failure::usage("there is no file of tensors"));
     }
+    let copied = files::copy_others(&args.inputs, args.output.as_deref(), &done, &args.fates)?;
     if !quiet {
-        let left = match totals.left {
-            0 => String::new(),
-            1 => "; 1 other file is left as it is".to_owned(),
-            left => format!("; {left} other files are left as they are"),
+        let left = match (copied, totals.left) {
+            (0, 0) => String::new(),
+            (0, 1) => "; 1 other file is left as it is".to_owned(),
+            (0, left) => format!("; {left} other files are left as they are"),
+            (copied, _) => files::of_copied(copied),
         };
         let there = there(totals.there, totals.files);
         note(format_args!(

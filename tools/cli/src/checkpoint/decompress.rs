@@ -49,6 +49,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         "its name does not end in .gcu; if it is a stream, -o names its file",
     )?;
     let (mut files, mut were_there, mut bytes, start) = (0, 0, 0, Instant::now());
+    let mut done = Vec::new();
     let mut total: u64 = jobs.iter().map(Job::bytes).sum();
     let progress = Progress::new(total, "decompressing", true);
     for job in &jobs {
@@ -62,15 +63,18 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             files += 1;
             were_there += u64::from(was_there);
             bytes += len;
+            done.push(job);
         }
     }
     if files == 0 {
         return Err(Failure::usage("there is no stream of `gcodec compress`"));
     }
+    let copied = files::copy_others(&args.inputs, args.output.as_deref(), &done, &args.fates)?;
     if !quiet {
+        let others = files::of_copied(copied);
         let speed = real(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
         let there = there(were_there, files);
-        note(format_args!("{}: {}, {speed} GB/s{there}", counted(files, "file"), human_bytes(bytes)));
+        note(format_args!("{}: {}, {speed} GB/s{there}{others}", counted(files, "file"), human_bytes(bytes)));
     }
     Ok(Outcome::Well)
 }

@@ -1,11 +1,13 @@
 //! The files that a command takes: one, or those of a folder.
 
 use crate::fail::{Failure, InFile, InOutput, Result};
-use crate::input::is_standard;
+use crate::input::{Input, is_standard};
 use crate::options::check_output_is_new;
 use crate::order;
+use crate::output::Output;
 use std::collections::HashSet;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Options on files that are there.
@@ -55,6 +57,62 @@ pub(super) fn there(count: u64, of: u64) -> String {
         all if all == of => "; there before, and compared".to_owned(),
         some => format!("; {some} were there before, and compared"),
     }
+}
+
+/// Says how many other files were copied.
+pub(super) fn of_copied(count: u64) -> String {
+    match count {
+        0 => String::new(),
+        1 => "; 1 other file was copied".to_owned(),
+        many => format!("; {many} other files were copied"),
+    }
+}
+
+/// Copies to the folder of the results what else is in the folders of the inputs, such as an index and
+/// `config.json`: the results are of use only with it. `done`: the inputs that have results. Returns the number
+/// of files.
+pub(super) fn copy_others(
+    inputs: &[PathBuf],
+    output: Option<&Path>,
+    done: &[&Job],
+    fates: &Fates,
+) -> Result<u64> {
+    let Some(output) = output else { return Ok(0) };
+    let taken: HashSet<&Path> = done.iter().flat_map(|job| [&*job.from, &*job.to]).collect();
+    let mut copied = 0;
+    for input in inputs.iter().filter(|input| input.is_dir()) {
+        let mut files = Vec::new();
+        walk(input, DEPTH, &mut files)?;
+        for from in files {
+            let Ok(within) = from.strip_prefix(input) else { continue };
+            let to = output.join(within);
+            // The folder of the results may be one of those within.
+            if taken.contains(&*from) || taken.contains(&*to) || from.starts_with(output) || !from.exists() {
+                continue;
+            }
+            copy(&Job { from, to, in_folder: true }, fates)?;
+            copied += 1;
+        }
+    }
+    Ok(copied)
+}
+
+/// Copies a file, unless it is there.
+fn copy(job: &Job, fates: &Fates) -> Result<()> {
+    let file = Input::open(&job.from, 0)?;
+    if job.to.is_file() {
+        if Input::open(&job.to, 0)?[..] == file[..] {
+            return Ok(());
+        }
+        if !fates.force {
+            let what = "is there, and is another file; --force replaces it";
+            return Err(Failure::usage(format_args!("{} {what}", job.to.display())));
+        }
+    }
+    job.make_folder()?;
+    let mut out = Output::create(&job.to)?;
+    out.write_all(&file).in_output(&job.to)?;
+    out.finish().in_output(&job.to)
 }
 
 /// Most folders within each other.
