@@ -8,5 +8,5 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from gcodec.engines import vllm_checks
 
 
-class Worker(vllm_checks.Worker, CPUWorker):
+class Worker(CPUWorker, vllm_checks.Worker):
     pass
