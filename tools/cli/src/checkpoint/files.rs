@@ -69,8 +69,8 @@ pub(super) fn of_copied(count: u64) -> String {
 }
 
 /// Copies to the folder of the results what else is in the folders of the inputs, such as an index and
-/// `config.json`: the results are of use only with it. `done`: the inputs that have results. Returns the number
-/// of files.
+/// `config.json`: the results are of use only with it. `done`: the inputs that have results. Returns the
+/// number of files.
 pub(super) fn copy_others(
     inputs: &[PathBuf],
     output: Option<&Path>,
