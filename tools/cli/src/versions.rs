@@ -4,7 +4,7 @@ use crate::fail::{Code, Failure};
 use crate::tensors::versions::{self, Chain, Start};
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::{TensorBuf, TensorView};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// The folder that has the versions.
@@ -104,14 +104,14 @@ pub fn difference<'t>(
     version: &Version,
     held: impl Iterator<Item = (&'t str, TensorView<'t>)>,
 ) -> Option<String> {
-    let mut missing: BTreeSet<&str> = version.tensors.iter().map(|(name, _)| name.as_str()).collect();
+    let mut missing: BTreeMap<&str, &TensorBuf> =
+        version.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     for (name, view) in held {
-        missing.remove(name);
-        match version.tensors.iter().find(|(of, _)| of == name) {
+        match missing.remove(name) {
             None => return Some(format!("the version has no tensor {name:?}")),
-            Some((_, tensor)) if tensor.view() != view => return Some(format!("tensor {name:?} differs")),
+            Some(tensor) if tensor.view() != view => return Some(format!("tensor {name:?} differs")),
             Some(_) => {}
         }
     }
-    missing.first().map(|name| format!("tensor {name:?} is missing"))
+    missing.first_key_value().map(|(name, _)| format!("tensor {name:?} is missing"))
 }
