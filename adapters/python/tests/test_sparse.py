@@ -107,6 +107,14 @@ def test_patches_that_do_not_fit_are_refused() -> None:
             stream([wrong], base)
 
 
+def test_a_base_of_any_strides_is_changed() -> None:
+    base = {"w": torch.arange(48.0).reshape(2, 2, 3, 4).to(memory_format=torch.channels_last)}
+    patch = SparseWeightPatch("w", torch.tensor([5, 47]), torch.tensor([-1.0, -2.0]), (2, 2, 3, 4))
+    expected = base["w"].contiguous()
+    expected.view(-1)[torch.tensor([5, 47])] = torch.tensor([-1.0, -2.0])
+    assert torch.equal(gcodec.decode(stream([patch], base), base=base, framework="torch")["w"], expected)
+
+
 def test_vllm_loads_them(pair: Any) -> None:
     loader = pytest.importorskip("vllm.model_executor.model_loader.checkpoint_weight_patch", reason="vLLM is not installed")
     engine = pytest.importorskip("vllm.distributed.weight_transfer.sparse_nccl_engine")

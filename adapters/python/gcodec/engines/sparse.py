@@ -74,7 +74,7 @@ def stream(patches: Iterable[Any], base: Any, *, codec: str = "delta", header: U
         if name not in weights:
             raise InputError(f"the base has no tensor {name!r}")
         if name not in changed:
-            changed[name] = weights[name].detach().cpu().clone()
+            changed[name] = weights[name].detach().cpu().clone(memory_format=torch.contiguous_format)
         _put(changed[name], patch)
     olds = {name: weights[name] for name in changed}
     return encode(changed, codec, base=olds, header=header or UpdateHeader())
