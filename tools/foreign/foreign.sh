@@ -1,12 +1,12 @@
 #!/bin/bash
 # Runs commands as if on a machine that this one is not: big-endian (s390x), 32-bit (i686) or ARM (aarch64),
-# emulated. `cargo xtask foreign` calls it. This processor runs i686 itself if its kernel lets it. For `wasm32`
-# it only compiles: `cargo xtask web` calls it where the installed Rust has no library for WebAssembly.
+# emulated. `cargo xtask foreign` calls it. This processor runs i686 itself if its kernel lets it. For
+# `wasm32` it only compiles: `cargo xtask web` calls it where Rust has no library for WebAssembly.
 #
 #   foreign.sh install TARGET          installs what the target needs, once
 #   foreign.sh run TARGET COMMAND...   runs a command in this checkout; Cargo builds for the target
 #   foreign.sh outside TARGET PROGRAM  prints the words that run a built program outside the root
-#   foreign.sh built TARGET FILE       prints where a file of Cargo's folder for the target is outside the root
+#   foreign.sh built TARGET FILE       prints where a file that Cargo built is outside the root
 #
 # TARGET is s390x, i686, aarch64 or wasm32. The checkout is mounted read-only; what is built lands in
 # $GCODEC_FOREIGN/root/build/target/.

@@ -33,9 +33,9 @@ pub type Held<'h> = (u64, &'h (dyn Fn(&str) -> Option<TensorBuf> + Sync));
 /// Why a version cannot be read.
 #[derive(Debug)]
 pub struct Error {
-    /// Who is at fault: `caller`, `limits`, `store` or `world`.
+    /// The side at fault: `caller`, `limits`, `store` or `world`.
     pub fault: &'static str,
-    /// What is wrong, with the file and the tensor.
+    /// The message, which names the file and the tensor.
     pub message: String,
 }
 

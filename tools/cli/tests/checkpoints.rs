@@ -235,7 +235,7 @@ fn a_folder_of_results_has_the_other_files_too() {
     std::fs::write(dir.path("m/config.json"), "{}").unwrap();
     std::fs::write(dir.path("m/deep/merges.txt"), "a b").unwrap();
     // The folder of the results may be one of those of the inputs.
-    for out in ["small", "m/small"] {
+    for out in ["small".to_owned(), "m/small".to_owned(), dir.path("m/small").display().to_string()] {
         let run = dir.well(&format!("compress m -o {out}"));
         assert!(
             run.err.contains("1 file: ") && run.err.contains("; 2 other files were copied"),
@@ -243,8 +243,8 @@ fn a_folder_of_results_has_the_other_files_too() {
             run.err
         );
         let names = ["w.safetensors.gcu", "config.json", "deep/merges.txt"];
-        assert!(names.iter().all(|name| dir.path(out).join(name).is_file()), "{out}");
-        assert_eq!(std::fs::read_dir(dir.path(out)).unwrap().count(), 3);
+        assert!(names.iter().all(|name| dir.path(&out).join(name).is_file()), "{out}");
+        assert_eq!(std::fs::read_dir(dir.path(&out)).unwrap().count(), 3);
     }
     std::fs::remove_dir_all(dir.path("m/small")).unwrap();
     let back = dir.well("decompress small -o back").err;

@@ -79,7 +79,8 @@ pub(super) fn copy_others(
 ) -> Result<u64> {
     let Some(output) = output else { return Ok(0) };
     let taken: HashSet<&Path> = done.iter().flat_map(|job| [&*job.from, &*job.to]).collect();
-    let mut copied = 0;
+    let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let (results, mut copied) = (whole(output), 0);
     for input in inputs.iter().filter(|input| input.is_dir()) {
         let mut files = Vec::new();
         walk(input, DEPTH, &mut files)?;
@@ -87,7 +88,9 @@ pub(super) fn copy_others(
             let Ok(within) = from.strip_prefix(input) else { continue };
             let to = output.join(within);
             // The folder of the results may be one of those within.
-            if taken.contains(&*from) || taken.contains(&*to) || from.starts_with(output) || !from.exists() {
+            let is_result =
+                taken.contains(&*from) || taken.contains(&*to) || whole(&from).starts_with(&results);
+            if is_result || !from.exists() {
                 continue;
             }
             copy(&Job { from, to, in_folder: true }, fates)?;

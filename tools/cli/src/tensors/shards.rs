@@ -28,7 +28,7 @@ pub(super) struct Index {
     files: BTreeSet<String>,
 }
 
-/// What `gcodec compress` puts behind the name of a file.
+/// The ending that `gcodec compress` puts behind the name of a file.
 const STREAM: &str = ".gcu";
 /// Most files of a set without an index.
 const MAX_FILES: usize = 10_000;

@@ -124,7 +124,7 @@ pub(crate) fn verify(folder: &Path) -> Result<Option<(u64, u64, u64)>> {
     Ok((!folders.is_empty()).then_some((folders.len() as u64, differences, tensors)))
 }
 
-/// What an index says of the differences that its files have.
+/// The metadata of an index whose files have differences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Difference {
     pub(crate) version: u64,
@@ -301,7 +301,7 @@ pub(crate) struct Chain {
     pub(crate) start: Start,
 }
 
-/// What the oldest differences apply to.
+/// The version that the oldest differences apply to.
 #[derive(Debug)]
 pub(crate) enum Start {
     /// The folder of a whole version.
