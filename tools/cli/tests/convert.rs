@@ -260,3 +260,13 @@ fn payloads_of_nemo_rl_become_deltas() {
     dir.fails(2, "--base", &format!("convert {} -o x.gcu --layout nemo", fixture("nemo.pt")));
     assert!(!dir.path("x.gcu").exists());
 }
+
+#[test]
+fn versions_that_cannot_be_written_leave_no_folder() {
+    let dir = Dir::new();
+    write_tensors(&dir.path("w.safetensors"), &[("w", "F32", &[2], &[0; 8])]);
+    dir.fails(2, "differences need the version before", "convert w.safetensors -o up --to xor");
+    assert_eq!(dir.files(), ["w.safetensors"]);
+    dir.well("convert w.safetensors -o up --to whole");
+    assert_eq!(dir.files(), ["up", "w.safetensors"]);
+}

@@ -16,7 +16,7 @@ use std::time::Instant;
 /// Give back the files that `gcodec compress` compressed, byte for byte
 ///
 /// A file appears under its name only when its length and its BLAKE3 hash are those of the file that was
-/// compressed.
+/// compressed. What else is in a folder is copied to that of --output.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -87,8 +87,7 @@ struct Run {
 impl Run {
     fn open(args: &Args, form: Form) -> Result<Self> {
         let folder = args.output.clone();
-        std::fs::create_dir_all(&folder).in_output(&folder)?;
-        let newest = versions::newest(&folder)?;
+        let newest = if files::exists(&folder) { versions::newest(&folder)? } else { None };
         let chain =
             newest.map(|newest| Chain::to(&folder.join(versions::folder_of(newest)), None)).transpose()?;
         let base = |needed| match &args.base {
@@ -231,6 +230,7 @@ struct Unfinished(PathBuf);
 impl Unfinished {
     fn create(run: &Path, version: u64) -> Result<Self> {
         // Its name is that of no version: readers do not take it for one.
+        std::fs::create_dir_all(run).in_output(run)?;
         let path = run.join(format!(".{}-{}", versions::folder_of(version), std::process::id()));
         std::fs::create_dir(&path).in_output(&path)?;
         Ok(Self(path))
