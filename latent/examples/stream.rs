@@ -9,7 +9,7 @@ use gcodec::compress::{Amount, random};
 use gcodec::frame::{Manifest, TensorInfo};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Dtype, TensorBuf};
-use gcodec_latent::protocol::{Begun, Settings, Variant, Worker, classes};
+use gcodec_latent::protocol::{Begun, ProtocolOptions, Variant, Worker, classes};
 use gcodec_latent::{Architecture, CodeFormat, Innovation};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shapes = [("first.weight", 64), ("body.weight", 20_000), ("body.bias", 200), ("last.weight", 500)];
     let infos = shapes.iter().map(|&(name, len)| TensorInfo::new(name, Dtype::F32, [len]));
     let manifest = Arc::new(Manifest::new(infos.collect())?);
-    let settings = Settings::new(Variant::Server, classes(&manifest)?)
+    let settings = ProtocolOptions::new(Variant::Server, classes(&manifest)?)
         .with_amount(Amount::Density(0.01))
         .with_codes(CodeFormat::Int8)
         .with_full_steps(1)

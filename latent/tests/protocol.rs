@@ -9,7 +9,7 @@ use gcodec::frame::{IndexSet, Manifest, TensorInfo};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Reader, TensorBuf};
 use gcodec_latent::protocol::{
-    self, Begun, Class, Outcome, Phase, Receiver, Settings, Variant, Worker, classes,
+    self, Begun, Class, Outcome, Phase, ProtocolOptions, Receiver, Variant, Worker, classes,
 };
 use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model, Models, decode_latent};
 
@@ -51,8 +51,8 @@ fn learned(tensors: &[TensorBuf]) -> Vec<f32> {
     tensors[LEARNED].iter().flat_map(floats).collect()
 }
 
-fn settings(variant: Variant) -> Settings {
-    Settings::new(variant, classes(&manifest()).unwrap())
+fn settings(variant: Variant) -> ProtocolOptions {
+    ProtocolOptions::new(variant, classes(&manifest()).unwrap())
         .with_amount(Amount::Density(0.1))
         .with_full_steps(1)
         .with_top_k_steps(2)
@@ -75,7 +75,7 @@ struct Group {
 }
 
 impl Group {
-    fn new(settings: &Settings) -> Self {
+    fn new(settings: &ProtocolOptions) -> Self {
         let manifest = manifest();
         let model = model(settings.variant);
         let workers = (0..WORLD).map(|rank| {

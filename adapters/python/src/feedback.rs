@@ -189,7 +189,7 @@ impl Feedback {
 
 /// The attributes of a `gcodec.Dgc`.
 #[derive(FromPyObject)]
-pub(crate) struct Settings {
+pub(crate) struct DgcSettings {
     density: f64,
     warm_up: Vec<f64>,
     warm_up_steps: u64,
@@ -200,7 +200,7 @@ pub(crate) struct Settings {
     codec: String,
 }
 
-impl Settings {
+impl DgcSettings {
     fn options(self, py: Python<'_>) -> PyResult<DgcOptions> {
         let mut options = DgcOptions::default();
         if let gcodec::Codec::TopK(TopK { values, positions, .. }) = parse(py, &self.codec)? {
@@ -230,7 +230,7 @@ impl Dgc {
 #[pymethods]
 impl Dgc {
     #[new]
-    fn new(py: Python<'_>, settings: Settings) -> PyResult<Self> {
+    fn new(py: Python<'_>, settings: DgcSettings) -> PyResult<Self> {
         let dgc =
             compress::senders::Dgc::new(settings.options(py)?).map_err(|e| errors::raise(py, e, None))?;
         Ok(Self(Mutex::new(dgc)))
@@ -262,7 +262,7 @@ impl Dgc {
         given_out(py.detach(|| self.lock().save()))
     }
 
-    fn load(&self, py: Python<'_>, settings: Settings, steps: u64, tensors: Given<'_>) -> PyResult<()> {
+    fn load(&self, py: Python<'_>, settings: DgcSettings, steps: u64, tensors: Given<'_>) -> PyResult<()> {
         let loaded = compress::senders::Dgc::load(settings.options(py)?, steps, owned(py, tensors)?);
         let loaded = loaded.map_err(|e| errors::raise(py, e, None))?;
         py.detach(|| *self.lock() = loaded);

@@ -9,7 +9,9 @@ use gcodec::file::File;
 use gcodec::frame::IndexSet;
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::{Codec, Limits};
-use gcodec_latent::protocol::{Begun, Class, Outcome, Phase, Receiver, Settings, Variant, Worker, classes};
+use gcodec_latent::protocol::{
+    Begun, Class, Outcome, Phase, ProtocolOptions, Receiver, Variant, Worker, classes,
+};
 use gcodec_latent::training::{self, Signals, Trainer};
 use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model, Models, without_latent};
 use pyo3::prelude::*;
@@ -28,7 +30,7 @@ use crate::{errors, threads};
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct Lgc {
     frames: Frames,
-    settings: Settings,
+    settings: ProtocolOptions,
     world: u64,
     worker: Worker,
     receiver: Receiver,
@@ -124,7 +126,7 @@ impl Lgc {
                 true => classes(&frames.manifest)?,
                 false => vec![Class::Learned; frames.manifest.tensors().len()],
             };
-            let settings = Settings::new(Variant::Server, classes)
+            let settings = ProtocolOptions::new(Variant::Server, classes)
                 .with_amount(amount)
                 .with_innovation(given.innovation)
                 .with_codes(CodeFormat::Int8)
@@ -136,7 +138,7 @@ impl Lgc {
             let receiver = Receiver::new(&frames.manifest, settings.clone(), world)?;
             let decoders = usize::try_from(world).map_err(|_| Error::Input("number of workers"))?;
             let architecture = Architecture::new(decoders, Innovation::Replace).with_width(given.width);
-            let training = training::Settings::default()
+            let training = training::TrainerOptions::default()
                 .with_lambda_sim(given.lambda_sim)
                 .with_innovation(given.innovation)
                 .with_seed(given.seed);

@@ -16,7 +16,7 @@ use crate::{errors, threads};
 
 /// The attributes of `_Settings` in `gcodec/reduction.py`.
 #[derive(FromPyObject)]
-pub(crate) struct Settings {
+pub(crate) struct SumSettings {
     mean: bool,
     f64: bool,
     by_input: bool,
@@ -34,7 +34,7 @@ pub(crate) fn reduce<'py>(
     py: Python<'py>,
     streams: Vec<Bound<'py, PyAny>>,
     weights: Vec<f64>,
-    settings: Settings,
+    settings: SumSettings,
     limits: PyLimits,
 ) -> PyResult<(Bound<'py, PyDict>, Tensors)> {
     let streams = streams.iter().map(Bytes::new).collect::<PyResult<Vec<_>>>()?;
@@ -52,7 +52,7 @@ pub(crate) fn reduce<'py>(
 fn sum(
     streams: &[&[u8]],
     weights: &[f64],
-    settings: &Settings,
+    settings: &SumSettings,
     limits: &Limits,
 ) -> Result<Option<Summed>, Fault> {
     let precision = if settings.f64 { Precision::F64 } else { Precision::F32 };

@@ -36,7 +36,7 @@ pub(crate) type Arguments<'py> = (
     Given<'py>,
     Vec<String>,
     Header,
-    Settings,
+    EncodeSettings,
     Given<'py>,
     Option<PyRef<'py, Feedback>>,
     Option<PyRef<'py, Dgc>>,
@@ -226,7 +226,7 @@ impl Header {
 
 /// The attributes of `EncodeSettings` in `gcodec/_tensors/update.py`.
 #[derive(FromPyObject)]
-pub(crate) struct Settings {
+pub(crate) struct EncodeSettings {
     block_len: u64,
     zero_non_finite: bool,
     held: Vec<String>,

@@ -6,7 +6,7 @@ use gcodec::TensorBuf;
 use gcodec::frame::Manifest;
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 
-use super::{Begun, Outcome, Receiver, Settings, Worker};
+use super::{Begun, Outcome, ProtocolOptions, Receiver, Worker};
 use crate::error::{Error, Result};
 use crate::model::Model;
 
@@ -23,7 +23,7 @@ impl Group {
     ///
     /// # Errors
     /// The errors of [`Worker::new`] and [`Receiver::new`].
-    pub fn new(manifest: &Arc<Manifest>, settings: &Settings, world: u64) -> Result<Self> {
+    pub fn new(manifest: &Arc<Manifest>, settings: &ProtocolOptions, world: u64) -> Result<Self> {
         let receiver = Receiver::new(manifest, settings.clone(), world)?;
         let workers = (0..world).map(|rank| Worker::new(manifest, settings.clone(), rank, world));
         Ok(Self { manifest: Arc::clone(manifest), workers: workers.collect::<Result<_>>()?, receiver })

@@ -15,16 +15,16 @@
 //!
 //! The leader of step t is worker t mod world. The first layer is sent dense, and of the last layer only the
 //! largest elements. The layers between, which must be consecutive in the manifest, are learned
-//! ([`Settings::classes`]). Sender and receiver derive phase and leader from the step. Every message is an
+//! ([`ProtocolOptions::classes`]). Sender and receiver derive phase and leader from the step. Every message is an
 //! ordinary update that any reader can read: an innovation is a sparse update, and codes are latent values
 //! of their sender.
 //!
-//! **Momentum.** With [`Settings::momentum`], a worker's gradients are replaced by their velocities, as in
+//! **Momentum.** With [`ProtocolOptions::momentum`], a worker's gradients are replaced by their velocities, as in
 //! Deep Gradient Compression.
 //!
 //! **Residual.** In phases 2 and 3 each worker adds its unsent values to the next gradient. The residual is
 //! cleared at the positions of the leader's set, on all workers, rather than at the worker's own largest
-//! elements. The autoencoder's error is not fed back, as in the paper. With [`Settings::feedback`] it is:
+//! elements. The autoencoder's error is not fed back, as in the paper. With [`ProtocolOptions::feedback`] it is:
 //! [`Worker::finish_with`] keeps the difference of the worker's values and the decoded ones.
 //!
 //! A worker's step is [`Worker::begin`], [`Worker::take_set`] (not in phase 1), [`Worker::send`],
@@ -79,10 +79,10 @@ pub enum Variant {
     Ring,
 }
 
-/// Settings that all workers and receivers share.
+/// Options that all workers and receivers share.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct ProtocolOptions {
     /// Parameter server or ring.
     pub variant: Variant,
     /// Class of each tensor of the manifest; see [`classes`].
@@ -112,7 +112,7 @@ pub struct Settings {
 
 macro_rules! with {
     ($($name:ident $field:ident $type:ty)*) => { $(
-        #[doc = concat!("Sets [`Settings::", stringify!($field), "`].")]
+        #[doc = concat!("Sets [`ProtocolOptions::", stringify!($field), "`].")]
         #[must_use]
         pub fn $name(mut self, value: $type) -> Self {
             self.$field = value;
@@ -121,7 +121,7 @@ macro_rules! with {
     )* };
 }
 
-impl Settings {
+impl ProtocolOptions {
     /// Returns the defaults for these classes.
     pub fn new(variant: Variant, classes: Vec<Class>) -> Self {
         Self {

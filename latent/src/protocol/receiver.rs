@@ -7,7 +7,7 @@ use gcodec::block::{Block, Floats, ModelId, Scope, Set, SetId, Support, Target, 
 use gcodec::frame::{Budget, IndexSet, Manifest, Reduction, UpdatePart};
 use gcodec::internal::element::decode_f32s;
 
-use super::{Phase, Settings, Shared, Variant, positions_of, space_of};
+use super::{Phase, ProtocolOptions, Shared, Variant, positions_of, space_of};
 use crate::codes::codes;
 use crate::error::{Error, Result};
 use crate::model::{Model, Models};
@@ -33,7 +33,7 @@ pub struct Outcome {
 /// Memory: the blocks of a step, and in [`Self::finish`] 12 bytes per element beside the result.
 pub struct Receiver {
     manifest: Arc<Manifest>,
-    settings: Settings,
+    settings: ProtocolOptions,
     world: u64,
     scope: Scope,
     models: Models,
@@ -69,7 +69,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`Error::Input`] for settings that are out of range or do not fit the manifest, and for zero workers.
-    pub fn new(manifest: &Arc<Manifest>, settings: Settings, world: u64) -> Result<Self> {
+    pub fn new(manifest: &Arc<Manifest>, settings: ProtocolOptions, world: u64) -> Result<Self> {
         let scope = settings.check(manifest)?;
         if !(1..=1 << 20).contains(&world) {
             return Err(Error::Input("number of workers"));

@@ -15,7 +15,7 @@ use gcodec::internal::element::{decode_f32s, encode_f32s};
 use gcodec::stream::Encoder;
 use gcodec::tensor::{TensorBuf, TensorView};
 
-use super::{Class, Outcome, Phase, Settings, Shared, Variant, space_of};
+use super::{Class, Outcome, Phase, ProtocolOptions, Shared, Variant, space_of};
 use crate::codes::{encode_latent, floats};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -44,7 +44,7 @@ pub enum Begun {
 /// tensor.
 pub struct Worker {
     manifest: Arc<Manifest>,
-    settings: Settings,
+    settings: ProtocolOptions,
     rank: u64,
     world: u64,
     scope: Scope,
@@ -80,7 +80,7 @@ impl Worker {
     ///
     /// # Errors
     /// [`Error::Input`] or [`Error::Gcodec`] for settings that are out of range or do not fit the manifest.
-    pub fn new(manifest: &Arc<Manifest>, settings: Settings, rank: u64, world: u64) -> Result<Self> {
+    pub fn new(manifest: &Arc<Manifest>, settings: ProtocolOptions, rank: u64, world: u64) -> Result<Self> {
         let scope = settings.check(manifest)?;
         let choice = ScaleComOptions::new(Choice::TopKOfEach(settings.amount)).with_values(Kept::F32);
         let learned = ScaleComWorker::new(manifest, scope, rank, world, choice)?;
@@ -384,7 +384,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends the step like [`Self::finish`], with what all receivers got. With [`Settings::feedback`], the
+    /// Ends the step like [`Self::finish`], with what all receivers got. With [`ProtocolOptions::feedback`], the
     /// error of the decoded values stays in the residual in phase 3.
     ///
     /// # Errors
@@ -452,7 +452,12 @@ fn add(
 }
 
 /// Returns the largest of the values on the set, with their positions in the tensors.
-fn innovation(settings: &Settings, scope: Scope, values: &[f32], positions: &[u64]) -> Result<Option<Block>> {
+fn innovation(
+    settings: &ProtocolOptions,
+    scope: Scope,
+    values: &[f32],
+    positions: &[u64],
+) -> Result<Option<Block>> {
     let order = largest(values, settings.innovation);
     if order.is_empty() {
         return Ok(None);

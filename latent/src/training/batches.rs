@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, s};
 
-use super::{Settings, Signals, random};
+use super::{Signals, TrainerOptions, random};
 
 /// Signals of one step, divided by their root mean square, which does not change what a model without biases
 /// computes.
@@ -61,7 +61,7 @@ pub(super) struct Window {
 }
 
 /// Returns the batch of an iteration. A signal shorter than a window is followed by zeros.
-pub(super) fn draw(signals: &[Scaled], settings: &Settings, iteration: u64) -> Window {
+pub(super) fn draw(signals: &[Scaled], settings: &TrainerOptions, iteration: u64) -> Window {
     let (batch, window) = (settings.batch, settings.window);
     let workers = signals[0].values.len();
     let mut drawn = Window {

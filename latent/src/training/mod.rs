@@ -8,7 +8,7 @@
 //! + lambda_sim x mean over pairs of |code a - code b|^2 / mean of |code|^2
 //! ```
 //!
-//! With [`Settings::codes`], decoders see codes that were rounded as on the wire, and the gradient passes the
+//! With [`TrainerOptions::codes`], decoders see codes that were rounded as on the wire, and the gradient passes the
 //! rounding unchanged (a straight-through estimator, arXiv 1308.3432).
 //!
 //! The second term is relative to the power of the codes, so that smaller codes do not reduce it. With one
@@ -39,10 +39,10 @@ pub struct Signals {
     pub values: Vec<Vec<f32>>,
 }
 
-/// Settings of a [`Trainer`].
+/// Options of a [`Trainer`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct TrainerOptions {
     /// Windows of signals in a batch, at least 1. Default: 16.
     pub batch: usize,
     /// Values of a window, a multiple of the model's values per column of codes. Default: 256.
@@ -54,7 +54,7 @@ pub struct Settings {
     /// Weight of the distance between the workers' codes. Default: 0.5, as in the paper.
     pub lambda_sim: f64,
     /// Share of the values that is a worker's innovation, 0 to 1; the same as in
-    /// [`protocol::Settings`](crate::protocol::Settings). Default: 0.1, as in the paper.
+    /// [`protocol::ProtocolOptions`](crate::protocol::ProtocolOptions). Default: 0.1, as in the paper.
     pub innovation: f64,
     /// Storage of the codes that decoders are trained on. Scales are those of a window, while on the wire
     /// they are those of a whole signal. Default: f32, not rounded.
@@ -63,7 +63,7 @@ pub struct Settings {
     pub seed: u64,
 }
 
-impl Default for Settings {
+impl Default for TrainerOptions {
     fn default() -> Self {
         Self {
             batch: 16,
@@ -80,7 +80,7 @@ impl Default for Settings {
 
 macro_rules! with {
     ($($name:ident $field:ident $type:ty)*) => { $(
-        #[doc = concat!("Sets [`Settings::", stringify!($field), "`].")]
+        #[doc = concat!("Sets [`TrainerOptions::", stringify!($field), "`].")]
         #[must_use]
         pub fn $name(mut self, value: $type) -> Self {
             self.$field = value;
@@ -89,7 +89,7 @@ macro_rules! with {
     )* };
 }
 
-impl Settings {
+impl TrainerOptions {
     with! {
         with_batch batch usize
         with_window window usize
@@ -134,7 +134,7 @@ pub struct Loss {
 /// Memory: 16 bytes for each weight, the signals that were pushed, and the layers' outputs for one batch.
 #[derive(Debug, Clone)]
 pub struct Trainer {
-    settings: Settings,
+    settings: TrainerOptions,
     innovation: Innovation,
     encoder: Graph,
     decoders: Vec<Graph>,
@@ -149,7 +149,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Input`] for settings out of range.
-    pub fn new(model: &Model, settings: Settings) -> Result<Self> {
+    pub fn new(model: &Model, settings: TrainerOptions) -> Result<Self> {
         settings.check(model.unit())?;
         let encoder = Graph::new(model.encoder().layers())?;
         let decoders = model.decoders().iter().map(|d| Graph::new(d.layers())).collect::<Result<Vec<_>>>()?;
@@ -433,7 +433,7 @@ mod tests {
         Signals { leader: step as usize % 3, values: (0..3).map(of).collect() }
     }
 
-    pub(super) fn trainer(decoders: usize, innovation: Innovation, settings: Settings) -> Trainer {
+    pub(super) fn trainer(decoders: usize, innovation: Innovation, settings: TrainerOptions) -> Trainer {
         let architecture = Architecture::new(decoders, innovation).with_width(4).with_bias(true);
         let mut trainer = Trainer::new(&architecture.init(5).unwrap(), settings).unwrap();
         (0..4).for_each(|step| trainer.push(&signals(step, 100)).unwrap());
@@ -445,7 +445,7 @@ mod tests {
         for (decoders, innovation) in
             [(3, Innovation::Channel), (3, Innovation::Replace), (3, Innovation::None), (1, Innovation::None)]
         {
-            let settings = Settings::default().with_batch(3).with_window(64).with_lambda_sim(0.3);
+            let settings = TrainerOptions::default().with_batch(3).with_window(64).with_lambda_sim(0.3);
             let mut trainer = trainer(decoders, innovation, settings);
             // Weights of which no layer is lost in rounding.
             let graphs = std::iter::once(&mut trainer.encoder).chain(&mut trainer.decoders);
@@ -492,7 +492,7 @@ mod tests {
     #[test]
     fn decoders_are_trained_on_rounded_codes() {
         let trainer = |codes| {
-            let settings = Settings::default().with_batch(1).with_window(64).with_codes(codes);
+            let settings = TrainerOptions::default().with_batch(1).with_window(64).with_codes(codes);
             let model = Architecture::new(3, Innovation::None).with_width(4).init(5).unwrap();
             let mut trainer = Trainer::new(&model, settings).unwrap();
             trainer.push(&signals(1, 64)).unwrap();
@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn training_lowers_the_loss_and_repeats() {
         for (decoders, innovation) in [(3, Innovation::Channel), (1, Innovation::None)] {
-            let settings = Settings::default().with_batch(4).with_window(96);
+            let settings = TrainerOptions::default().with_batch(4).with_window(96);
             let mut first = trainer(decoders, innovation, settings);
             let mut second = first.clone();
             let before = first.run(1, |_| 0.0).unwrap();
@@ -547,7 +547,7 @@ mod tests {
     #[test]
     fn the_baseline_is_what_innovations_lack() {
         let lacking = |part: f64| {
-            let settings = Settings::default().with_innovation(part);
+            let settings = TrainerOptions::default().with_innovation(part);
             trainer(3, Innovation::Channel, settings).baseline()
         };
         assert!((lacking(0.0) - 1.0).abs() < 1e-6 && lacking(1.0) == 0.0);
@@ -557,7 +557,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let model = Architecture::new(3, Innovation::Channel).with_width(1).init(0).unwrap();
-        let settings = Settings::default();
+        let settings = TrainerOptions::default();
         for wrong in [
             settings.clone().with_batch(0),
             settings.clone().with_window(24),

@@ -142,12 +142,12 @@ mod tests {
     use super::super::tests::{signals, trainer};
     use super::*;
     use crate::Innovation;
-    use crate::training::Settings;
+    use crate::training::TrainerOptions;
 
     #[test]
     fn a_saved_training_goes_on() {
         for (decoders, innovation) in [(3, Innovation::Replace), (1, Innovation::None)] {
-            let settings = Settings::default().with_batch(3).with_window(64);
+            let settings = TrainerOptions::default().with_batch(3).with_window(64);
             let mut first = trainer(decoders, innovation, settings.clone());
             first.run(7, |_| 0.0).unwrap();
             let saved = first.save().unwrap();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_state_that_does_not_fit_changes_nothing() {
-        let settings = Settings::default().with_batch(3).with_window(64);
+        let settings = TrainerOptions::default().with_batch(3).with_window(64);
         let mut other = trainer(3, Innovation::Channel, settings.clone());
         let mut ring = trainer(1, Innovation::None, settings);
         ring.run(1, |_| 0.0).unwrap();

@@ -11,7 +11,7 @@ use gcodec::frame::{Manifest, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Codec, TensorBuf};
 use gcodec_latent::Model;
-use gcodec_latent::protocol::{Group, Settings};
+use gcodec_latent::protocol::{Group, ProtocolOptions};
 use std::sync::Arc;
 
 /// One step: the gradients of each worker, and the values of each on the leader's set.
@@ -48,7 +48,12 @@ pub(crate) struct Baselines {
 }
 
 /// Measures all schemes. `settings`: those of the step's signals.
-pub(crate) fn measure(step: &Step, settings: &Settings, density: f64, model: Model) -> Result<Baselines> {
+pub(crate) fn measure(
+    step: &Step,
+    settings: &ProtocolOptions,
+    density: f64,
+    model: Model,
+) -> Result<Baselines> {
     let leader = (step.number % step.gradients.len() as u64) as usize;
     let shared_set = step.shared_set(density)?;
     // The bytes grow with the density.
@@ -179,7 +184,7 @@ impl Step {
     }
 
     /// The innovation, and codes of the leader's values.
-    fn codes(&self, settings: &Settings, model: Model) -> Result<Figures> {
+    fn codes(&self, settings: &ProtocolOptions, model: Model) -> Result<Figures> {
         let settings = settings.clone().with_full_steps(0).with_top_k_steps(0);
         let world = self.gradients.len() as u64;
         let mut group = Group::new(&self.manifest, &settings, world).map_err(failure)?;

@@ -11,7 +11,7 @@ use crate::tensors::{Dump, NamedTensor};
 use gcodec::TensorBuf;
 use gcodec::compress::Amount;
 use gcodec::frame::{Manifest, TensorInfo};
-use gcodec_latent::protocol::{Class, Group, Settings, Variant};
+use gcodec_latent::protocol::{Class, Group, ProtocolOptions, Variant};
 use gcodec_latent::training::{self, Signals, Trainer};
 use gcodec_latent::{Architecture, Innovation};
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         false => (workers, Innovation::Channel),
     };
     let architecture = Architecture::new(decoders, innovation).with_width(args.width);
-    let settings = training::Settings::default()
+    let settings = training::TrainerOptions::default()
         .with_rate(args.rate)
         .with_innovation(args.innovation)
         .with_lambda_sim(args.lambda_sim)
@@ -146,7 +146,12 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
 }
 
 /// Prints what a step costs and loses with the model and without.
-fn compared(step: &Step, settings: &Settings, density: f64, model: gcodec_latent::Model) -> Result<()> {
+fn compared(
+    step: &Step,
+    settings: &ProtocolOptions,
+    density: f64,
+    model: gcodec_latent::Model,
+) -> Result<()> {
     let found = baselines::measure(step, settings, density, model)?;
     let line = |what: &str, Figures { error, bytes }: Figures| {
         note(format_args!("step {}: error {error:.3}, {bytes:.0} bytes of a worker: {what}", step.number));
@@ -165,7 +170,7 @@ fn compared(step: &Step, settings: &Settings, density: f64, model: gcodec_latent
 }
 
 /// The last step, with the settings of its signals.
-type Last = (Step, Settings);
+type Last = (Step, ProtocolOptions);
 
 /// Returns the workers' values on the sets of all steps, and the last step.
 fn signals(args: &Train) -> Result<(Vec<Signals>, Option<Last>)> {
@@ -177,7 +182,7 @@ fn signals(args: &Train) -> Result<(Vec<Signals>, Option<Last>)> {
         let world = workers.len() as u64;
         let known = group.as_ref().filter(|(_, known)| args.accumulate && known.id() == manifest.id());
         let momentum = if args.accumulate { 0.9 } else { 0.0 };
-        let settings = Settings::new(Variant::Server, vec![Class::Learned; manifest.tensors().len()])
+        let settings = ProtocolOptions::new(Variant::Server, vec![Class::Learned; manifest.tensors().len()])
             .with_amount(Amount::Density(args.density))
             .with_momentum(momentum)
             .with_full_steps(0)
@@ -199,11 +204,11 @@ fn signals(args: &Train) -> Result<(Vec<Signals>, Option<Last>)> {
 }
 
 /// One worker's file and its float tensors.
-type Worker = (Manifest, Vec<TensorBuf>);
+type Gradients = (Manifest, Vec<TensorBuf>);
 
 /// Returns the gradients of each step and worker.
-fn steps(paths: &[PathBuf]) -> Result<BTreeMap<u64, BTreeMap<u64, Worker>>> {
-    let mut steps: BTreeMap<u64, BTreeMap<u64, Worker>> = BTreeMap::new();
+fn steps(paths: &[PathBuf]) -> Result<BTreeMap<u64, BTreeMap<u64, Gradients>>> {
+    let mut steps: BTreeMap<u64, BTreeMap<u64, Gradients>> = BTreeMap::new();
     for path in paths {
         let dump = Dump::open(path)?;
         let origin = Origin::of(&dump, path);
@@ -221,7 +226,7 @@ fn steps(paths: &[PathBuf]) -> Result<BTreeMap<u64, BTreeMap<u64, Worker>>> {
 }
 
 /// Returns a file's f32 tensors.
-fn floats(dump: Dump) -> Result<Worker> {
+fn floats(dump: Dump) -> Result<Gradients> {
     let (mut infos, mut tensors) = (Vec::new(), Vec::new());
     for tensor in dump.tensors {
         if tensor.view().dtype() == gcodec::Dtype::F32 && tensor.view().elements() > 0 {
@@ -237,7 +242,7 @@ fn floats(dump: Dump) -> Result<Worker> {
 }
 
 /// Returns the tensors that all workers of a step have.
-fn manifest(step: u64, workers: &BTreeMap<u64, Worker>) -> Result<Arc<Manifest>> {
+fn manifest(step: u64, workers: &BTreeMap<u64, Gradients>) -> Result<Arc<Manifest>> {
     let numbers: Vec<u64> = workers.keys().copied().collect();
     if !numbers.iter().copied().eq(0..numbers.len() as u64) {
         let what =

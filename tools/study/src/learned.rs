@@ -89,10 +89,10 @@ impl Learned {
 pub(crate) struct LearnedGroup {
     manifest: Arc<Manifest>,
     settings: Lgc,
-    protocol: protocol::Settings,
+    protocol: protocol::ProtocolOptions,
     group: protocol::Group,
     trainer: Trainer,
-    training: training::Settings,
+    training: training::TrainerOptions,
     receivers: usize,
     round: u64,
     learned: Learned,
@@ -117,7 +117,7 @@ impl LearnedGroup {
         };
         // All layers are learned: the first one, sent dense as in the paper, would be most of the bytes.
         let classes = vec![Class::Learned; manifest.tensors().len()];
-        let protocol = protocol::Settings::new(Variant::Server, classes)
+        let protocol = protocol::ProtocolOptions::new(Variant::Server, classes)
             .with_amount(Amount::Density(settings.density))
             .with_innovation_values(Stored::Bf16)
             .with_codes(CodeFormat::Int8)
@@ -127,7 +127,7 @@ impl LearnedGroup {
             .with_top_k_steps(top_k);
         let lambda_sim = if settings.autoencoder == Autoencoder::Paper { 0.5 } else { 0.0 };
         let codes = if settings.rounded { CodeFormat::Int8 } else { CodeFormat::F32 };
-        let training = training::Settings::default().with_lambda_sim(lambda_sim).with_codes(codes);
+        let training = training::TrainerOptions::default().with_lambda_sim(lambda_sim).with_codes(codes);
         let model = Architecture::new(workers, innovation).with_width(WIDTH).init(1)?;
         Ok(Self {
             manifest: Arc::clone(manifest),
