@@ -9,6 +9,7 @@ pub(crate) mod picture;
 mod profiles;
 mod quantised;
 mod report;
+mod shapes;
 mod sizes;
 
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let mut report = Report::default();
     sizes::independent_positions(&mut report)?;
     sizes::sbc_resnet50(&mut report)?;
+    sizes::sbc_networks(&mut report)?;
     sizes::random_bits(&mut report)?;
     let mut compressors = None;
     if args.gradients.is_dir() {
