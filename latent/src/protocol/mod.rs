@@ -15,17 +15,17 @@
 //!
 //! The leader of step t is worker t mod world. The first layer is sent dense, and of the last layer only the
 //! largest elements. The layers between, which must be consecutive in the manifest, are learned
-//! ([`ProtocolOptions::classes`]). Sender and receiver derive phase and leader from the step. Every message is an
-//! ordinary update that any reader can read: an innovation is a sparse update, and codes are latent values
-//! of their sender.
+//! ([`ProtocolOptions::classes`]). Sender and receiver derive phase and leader from the step. Every message
+//! is an ordinary update that any reader can read: an innovation is a sparse update, and codes are latent
+//! values of their sender.
 //!
-//! **Momentum.** With [`ProtocolOptions::momentum`], a worker's gradients are replaced by their velocities, as in
-//! Deep Gradient Compression.
+//! **Momentum.** With [`ProtocolOptions::momentum`], a worker's gradients are replaced by their velocities,
+//! as in Deep Gradient Compression.
 //!
 //! **Residual.** In phases 2 and 3 each worker adds its unsent values to the next gradient. The residual is
 //! cleared at the positions of the leader's set, on all workers, rather than at the worker's own largest
-//! elements. The autoencoder's error is not fed back, as in the paper. With [`ProtocolOptions::feedback`] it is:
-//! [`Worker::finish_with`] keeps the difference of the worker's values and the decoded ones.
+//! elements. The autoencoder's error is not fed back, as in the paper. With [`ProtocolOptions::feedback`] it
+//! is: [`Worker::finish_with`] keeps the difference of the worker's values and the decoded ones.
 //!
 //! A worker's step is [`Worker::begin`], [`Worker::take_set`] (not in phase 1), [`Worker::send`],
 //! [`Worker::finish`]. A receiver's step is [`Receiver::begin`], [`Receiver::take_set`], [`Receiver::take`]

@@ -384,8 +384,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends the step like [`Self::finish`], with what all receivers got. With [`ProtocolOptions::feedback`], the
-    /// error of the decoded values stays in the residual in phase 3.
+    /// Ends the step like [`Self::finish`], with what all receivers got. With [`ProtocolOptions::feedback`],
+    /// the error of the decoded values stays in the residual in phase 3.
     ///
     /// # Errors
     /// The errors of [`Self::finish`]; [`Error::Input`] if the outcome is of another step or group.

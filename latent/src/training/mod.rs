@@ -8,8 +8,8 @@
 //! + lambda_sim x mean over pairs of |code a - code b|^2 / mean of |code|^2
 //! ```
 //!
-//! With [`TrainerOptions::codes`], decoders see codes that were rounded as on the wire, and the gradient passes the
-//! rounding unchanged (a straight-through estimator, arXiv 1308.3432).
+//! With [`TrainerOptions::codes`], decoders see codes that were rounded as on the wire, and the gradient
+//! passes the rounding unchanged (a straight-through estimator, arXiv 1308.3432).
 //!
 //! The second term is relative to the power of the codes, so that smaller codes do not reduce it. With one
 //! decoder for all workers (a ring), the mean of the codes is decoded to the mean of the values, and the
