@@ -10,6 +10,7 @@ the bytes of a stream, as `gcodec.sync.Sender` makes them.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,15 +19,16 @@ from weakref import WeakKeyDictionary
 import torch
 
 from gcodec.engines.checkpoints import checkpoint
-from gcodec.errors import InputError
+from gcodec.errors import GcodecError, InputError
 from gcodec.patches import Patch
-from gcodec.sync import Receiver
+from gcodec.sync import Receiver, Staged
 
 STREAM = "gcodec.stream"
 """The name of the tensor with the bytes of a stream (uint8)."""
 CHECKPOINT = "GCODEC_CHECKPOINT"
 """The variable with the folder of the checkpoint that the server has loaded, which is version 0."""
 
+_log = logging.getLogger(__name__)
 _receivers: WeakKeyDictionary[torch.nn.Module, Receiver] = WeakKeyDictionary()
 
 
@@ -36,18 +38,42 @@ def named_tensors(data: bytes) -> list[tuple[str, torch.Tensor]]:
 
 
 def load(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Verifies a version, and loads the tensors that it changes through the model's own `load_weights`.
+    """Verifies a version, and loads the tensors that it changes through the model's own `load_weights`. SGLang
+    calls it on every rank.
+
+    A version that a rank refuses is loaded by none, and is an error in the log, with the rank, the tensor and
+    the reason: an exception would end SGLang's scheduler. The server goes on with the weights that it has,
+    which `gcodec.engines.sglang_checks` tells from the sender's.
 
     Raises:
-        PoisonedError: `load_weights` failed half-way. Send an anchor, or restart the server.
-        InputError, FormatError: as `gcodec.sync.Receiver.stage`. The model is unchanged.
+        PoisonedError: `load_weights` failed half-way. The server must not go on: its weights are neither
+            version.
     """
+    staged, refused = _stage(model, named_tensors)
+    if refused:
+        _log.error("gcodec loads nothing, and the weights stay as they are: %s", "; ".join(refused))
+        return
     receiver = receiver_of(model)
-    for name, tensor in named_tensors:
-        if name != STREAM or tensor.dtype != torch.uint8:
-            raise InputError(f"the loader takes one tensor of bytes called {STREAM!r}, and got {name!r}")
-        data = tensor.detach().cpu().contiguous().numpy()
-        receiver.stage(data).commit(lambda patches: _load(model, receiver, patches))
+    for one in staged:
+        one.commit(lambda patches: _load(model, receiver, patches))
+
+
+def _stage(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[Staged], list[str]]:
+    """Verifies a version. Returns it, and why ranks refuse it."""
+    staged, refused = [], None
+    try:
+        streams = list(named_tensors)
+        if [(name, tensor.dtype) for name, tensor in streams] != [(STREAM, torch.uint8)]:
+            raise InputError(f"the loader takes one tensor of bytes called {STREAM!r}, and got {[name for name, _ in streams]}")
+        data = streams[0][1].detach().cpu().contiguous().numpy()
+        staged.append(receiver_of(model).stage(data))
+    except (GcodecError, OSError) as e:
+        refused = str(e)
+    ranks = [refused]
+    if torch.distributed.is_initialized():
+        ranks = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(ranks, refused)
+    return staged, [f"rank {rank}: {why}" for rank, why in enumerate(ranks) if why is not None]
 
 
 def receiver_of(model: torch.nn.Module) -> Receiver:

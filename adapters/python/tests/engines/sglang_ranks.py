@@ -18,14 +18,16 @@ from sglang.srt.distributed import parallel_state
 from sglang.srt.utils.common import dynamic_import
 from transformers import Qwen2Config
 
-from gcodec.engines import sglang_checks
+import gcodec.sync
+from gcodec.engines import sglang, sglang_checks
 
 LOADER = "gcodec.engines.sglang_checks.check"
+UPDATES = "gcodec.engines.sglang.load"
 
 
 def model(rank: int, world: int, port: str, folder: str) -> Any:
     """Builds the model of a rank as a worker of SGLang does, and lets it load a checkpoint."""
-    settings = arguments.ServerArgs(model_path=folder, device="cpu", skip_tokenizer_init=True, tp_size=world, custom_weight_loader=[LOADER])
+    settings = arguments.ServerArgs(model_path=folder, device="cpu", skip_tokenizer_init=True, tp_size=world, custom_weight_loader=[LOADER, UPDATES])
     arguments.set_global_server_args_for_scheduler(settings)
     # What the launcher tells each process.
     runtime_context.get_parallel().override_permanently(
@@ -71,6 +73,7 @@ def main() -> None:
     say("bits", wanted)
     made.load_weights(weights.items())
     say("loaded", wanted)
+    update(made, weights, rank == world - 1, say)
     say("other", sglang_checks.request(weights | {"model.norm.weight": weights["model.norm.weight"] * 2}))
     say("garbage", [("w", torch.zeros(3))])
     say("no digests", [(sglang_checks.DIGESTS, torch.zeros(3, dtype=torch.uint8))])
@@ -78,6 +81,20 @@ def main() -> None:
         made.model.layers[0].mlp.down_proj.quant_method = object()
     say("quantised", wanted)
     torch.distributed.destroy_process_group()
+
+
+def update(made: Any, weights: dict[str, torch.Tensor], is_last: bool, say: Any) -> None:
+    """Loads a version that the last rank refuses, because its copy of a weight has another bit, and then takes."""
+    load, sender = dynamic_import(UPDATES), gcodec.sync.Sender(weights)
+    before = sglang_checks.request(weights)
+    new = weights | {"model.norm.weight": weights["model.norm.weight"] + 1}
+    tensors = sglang.named_tensors(sender.delta(new))
+    own = sglang.receiver_of(made).weights["model.norm.weight"].view(torch.int16)
+    for case, expected in (("refused", before), ("updated", sglang_checks.request(new))):
+        own[3] ^= is_last
+        load(made, tensors)
+        say(case, expected)
+    made.load_weights(weights.items())
 
 
 if __name__ == "__main__":
