@@ -1,5 +1,8 @@
 //! Sums of small integers, each times a key of 31 bits in four lanes.
 
+pub(crate) mod changes;
+pub(crate) mod columns;
+
 use super::Form;
 #[cfg(target_arch = "x86_64")]
 use super::Width;

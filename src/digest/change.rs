@@ -2,10 +2,11 @@
 
 use rayon::prelude::*;
 
+use crate::arch::sums::changes::{self, Change, Grid};
 use crate::arch::{masks, widest};
 use crate::digest::SumDigest;
 use crate::digest::grid::Unit;
-use crate::digest::keys::{LANES, LEVEL, Lanes, add, high, key, low, lows, mul, signed};
+use crate::digest::keys::{LANES, LEVEL, Lanes, add, high, key, lows, mul, signed};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::{Dtype, TensorView};
@@ -20,24 +21,27 @@ pub struct SumChange {
     axes: Vec<(u64, u64)>,
     /// Number of elements.
     elements: u64,
-    /// First unit of the current row.
-    row: u64,
-    /// Factors of its keys on all axes but the last.
-    row_keys: Lanes,
-    /// Common factors of the rows around the current one, and the number of these rows: indices of the third
-    /// axis and beyond, and index of the second without its low 16 bits.
-    rows: ((u64, u64), Lanes),
-    /// Number of the current piece, in which all units have one factor of the second level, and this factor.
-    piece: (u64, Lanes),
-    /// Sum of the changes in the current piece, below 2^63.
-    inner: [i64; LANES],
-    /// Changes that `inner` can still take.
-    room: u32,
+    run: Run,
+    /// Changes in the current run that are not in `sum` yet.
+    waiting: Box<[Change; BATCH]>,
+    count: usize,
     sum: Lanes,
 }
 
-/// Changes in a piece before they are reduced: each is below 2^47.
-pub(super) const ROOM: u32 = 1 << 15;
+/// Whole rows, or a part of one, whose keys have common factors: all but those of the low 16 bits of the
+/// indices on the last two axes.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// First unit, and number of units.
+    start: u64,
+    len: u64,
+    grid: Grid,
+    factors: Lanes,
+}
+
+/// Changes that are summed at once.
+pub(super) const BATCH: usize = 128;
+const _: () = assert!(BATCH <= changes::MOST);
 
 /// A number of which there is none: more than twice the number of units.
 const NONE: u64 = 1 << 63;
@@ -65,14 +69,11 @@ impl SumChange {
             dtype,
             unit: Unit::of(dtype),
             per_element,
-            axes,
             elements: elements.ok_or_else(bad)?,
-            row: NONE,
-            row_keys: [0; LANES],
-            rows: ((NONE, NONE), [0; LANES]),
-            piece: (NONE, [0; LANES]),
-            inner: [0; LANES],
-            room: ROOM,
+            axes,
+            run: Run { start: NONE, len: 0, grid: Grid::row(0, 0), factors: [0; LANES] },
+            waiting: Box::new([Change::default(); BATCH]),
+            count: 0,
             sum: [0; LANES],
         })
     }
@@ -86,19 +87,33 @@ impl SumChange {
         if element >= self.elements {
             return Err(Error::out_of_bounds("element", in_memory(element), in_memory(self.elements)));
         }
+        self.add_element(element, old, new);
+        Ok(())
+    }
+
+    /// As [`Self::add`], for an element that there is.
+    #[inline(always)]
+    pub(crate) fn add_element(&mut self, element: u64, old: u64, new: u64) {
+        if self.unit == Unit::Word && self.per_element == 1 {
+            self.add_unit(element, i64::from(new as i16) - i64::from(old as i16));
+        } else {
+            self.add_parts(element, old, new);
+        }
+    }
+
+    /// As [`Self::add_element`], for every type.
+    #[inline(never)]
+    fn add_parts(&mut self, element: u64, old: u64, new: u64) {
         match self.unit {
             Unit::Nibble => self.add_unit(element, (new & 15) as i64 - (old & 15) as i64),
             Unit::Byte => self.add_unit(element, i64::from(new as i8) - i64::from(old as i8)),
             Unit::Word => {
                 for part in 0..self.per_element {
                     let word = |bits: u64| i64::from((bits >> (16 * part)) as i16);
-                    if word(new) != word(old) {
-                        self.add_unit(element * self.per_element + part, word(new) - word(old));
-                    }
+                    self.add_unit(element * self.per_element + part, word(new) - word(old));
                 }
             }
         }
-        Ok(())
     }
 
     /// Adds all differences between two tensors or shards.
@@ -125,7 +140,7 @@ impl SumChange {
             _ => TASK,
         };
         let of_task = |(number, (old, new)): (usize, (&[u8], &[u8]))| {
-            let mut change = Self { sum: [0; LANES], ..self.clone() };
+            let mut change = Self { sum: [0; LANES], count: 0, ..self.clone() };
             change.compare(number * TASK, old, new);
             change.total()
         };
@@ -189,49 +204,60 @@ impl SumChange {
         if change == 0 {
             return;
         }
-        if unit.wrapping_sub(self.row) >= self.axes[0].0 {
-            self.begin_row(unit);
+        if unit.wrapping_sub(self.run.start) >= self.run.len {
+            self.begin_run(unit);
         }
-        let index = self.axes[0].1.wrapping_add(unit - self.row);
-        if index / LEVEL != self.piece.0 || self.room == 0 {
+        self.waiting[self.count % BATCH] = Change { at: (unit - self.run.start) as u32, by: change as i32 };
+        self.count += 1;
+        if self.count == BATCH {
             self.flush();
-            self.piece = (index / LEVEL, high(0, index / LEVEL));
         }
-        self.room -= 1;
-        let keys = &lows()[in_memory(index % LEVEL)];
-        (0..LANES).for_each(|lane| self.inner[lane] += change * i64::from(keys[lane]));
     }
 
-    /// Makes the row of a unit the current one.
+    /// Makes the run of a unit the current one.
     #[inline(never)]
-    fn begin_row(&mut self, unit: u64) {
+    fn begin_run(&mut self, unit: u64) {
         self.flush();
-        let len = self.axes[0].0;
-        let row = unit / len;
-        self.row = row * len;
-        let Some(&(len, first)) = self.axes.get(1) else {
-            self.row_keys = [1; LANES];
-            return;
-        };
-        let index = first.wrapping_add(row % len);
-        let around = (row / len, index / LEVEL);
-        if self.rows.0 != around {
-            let (mut keys, mut rest) = (high(1, around.1), around.0);
+        let (len, first) = self.axes[0];
+        let (row, column) = (unit / len, unit % len);
+        // The units of a row that have one factor of the second level.
+        let index = first.wrapping_add(column);
+        let before = column.min(index % LEVEL);
+        let part = (before + LEVEL - index % LEVEL).min(len - column + before);
+        let index = index - before;
+        let (mut factors, mut grid) = (high(0, index / LEVEL), Grid::row(index as u16, 0));
+        let (mut start, mut units) = (unit - before, part);
+        if let Some(&(rows, first)) = self.axes.get(1) {
+            let at = row % rows;
+            let mut low = first.wrapping_add(at);
+            factors = mul(factors, high(1, low / LEVEL));
+            let mut rest = row / rows;
             for (number, &(len, first)) in self.axes.iter().enumerate().skip(2) {
-                keys = mul(keys, key(number, first.wrapping_add(rest % len)));
+                factors = mul(factors, key(number, first.wrapping_add(rest % len)));
                 rest /= len;
             }
-            self.rows = (around, keys);
+            grid = Grid::row(index as u16, low as u16);
+            // Whole rows: from the last one whose index is a multiple of 2^16 up to the next such one.
+            if part == len && len > 1 {
+                let before = at.min(low % LEVEL);
+                low = low.wrapping_sub(before);
+                start = (row - before) * len;
+                units = (LEVEL - low % LEVEL).min(rows - at + before) * len;
+                grid = Grid::new(len, index as u16, low as u16);
+            }
         }
-        self.row_keys = mul(self.rows.1, low(1, index % LEVEL));
+        self.run = Run { start, len: units, grid, factors };
     }
 
+    #[inline(never)]
     fn flush(&mut self) {
-        if self.room < ROOM {
-            let inner = std::mem::take(&mut self.inner).map(signed);
-            self.sum = add(self.sum, mul(mul(inner, self.piece.1), self.row_keys));
-            self.room = ROOM;
+        let changes = &self.waiting[..self.count];
+        if let (Some(columns), false) = (lows(0), changes.is_empty()) {
+            let rows = if self.axes.len() > 1 { lows(1) } else { None };
+            let own = changes::sum(widest(), changes, self.run.grid, columns, rows).map(signed);
+            self.sum = add(self.sum, mul(own, self.run.factors));
         }
+        self.count = 0;
     }
 
     fn total(mut self) -> Lanes {

@@ -16,8 +16,32 @@ pub(super) struct Columns<'a> {
     /// Limbs of whole groups of words; of bytes and nibbles in `bytes`.
     words: Cow<'a, [Limbs<3>]>,
     bytes: Cow<'a, [Limbs<2>]>,
-    /// Sum of the keys before each group.
-    before: Vec<Lanes>,
+    prefixes: Prefixes,
+}
+
+/// Sums of consecutive keys: of those before each group.
+pub(super) struct Prefixes(Vec<Lanes>);
+
+impl Prefixes {
+    pub(super) fn of(keys: &[[u32; LANES]]) -> Self {
+        let mut sum = [0; LANES];
+        let before = keys.chunks(GROUP).map(|group| {
+            let before = sum;
+            sum = group.iter().fold(sum, |sum, keys| added(sum, *keys));
+            before
+        });
+        Self(before.collect())
+    }
+
+    /// Returns the sum of a range of these `keys`, times the number that is added to each unit.
+    pub(super) fn bias(&self, keys: &[[u32; LANES]], range: Range<usize>) -> Lanes {
+        let before = |end: usize| {
+            let group = (end / GROUP).min(self.0.len() - 1);
+            keys[group * GROUP..end].iter().fold(self.0[group], |sum, keys| added(sum, *keys))
+        };
+        let (start, end) = (before(range.start), before(range.end));
+        std::array::from_fn(|lane| fold(fold(end[lane] + P - start[lane]) * BIAS))
+    }
 }
 
 impl<'a> Columns<'a> {
@@ -31,7 +55,7 @@ impl<'a> Columns<'a> {
             Unit::Byte => &BYTES,
             Unit::Nibble => &NIBBLES,
         };
-        table.get_or_init(|| Self::of(unit, lows()))
+        table.get_or_init(|| Self::of(unit, lows(0).map_or(&[], |table| table)))
     }
 
     /// Returns these keys. Each is less than 2^31 - 1.
@@ -40,24 +64,17 @@ impl<'a> Columns<'a> {
             Unit::Word => (limbs(keys, sums::BASE), Vec::new()),
             _ => (Vec::new(), limbs(keys, sums::BYTE_BASE)),
         };
-        let mut sum = [0; LANES];
-        let before = keys.chunks(GROUP).map(|group| {
-            let before = sum;
-            sum = group.iter().fold(sum, |sum, keys| added(sum, *keys));
-            before
-        });
-        let before = before.collect();
-        Self { unit, plain: keys, words: words.into(), bytes: bytes.into(), before }
+        Self { unit, plain: keys, words: words.into(), bytes: bytes.into(), prefixes: Prefixes::of(keys) }
+    }
+
+    /// Returns the keys of a range.
+    pub(super) fn keys(&self, range: Range<usize>) -> &[[u32; LANES]] {
+        &self.plain[range]
     }
 
     /// Returns the sum of the keys of a range, times the number that is added to each unit.
     pub(super) fn bias(&self, range: Range<usize>) -> Lanes {
-        let before = |end: usize| {
-            let group = (end / GROUP).min(self.before.len() - 1);
-            self.plain[group * GROUP..end].iter().fold(self.before[group], |sum, keys| added(sum, *keys))
-        };
-        let (start, end) = (before(range.start), before(range.end));
-        std::array::from_fn(|lane| fold(fold(end[lane] + P - start[lane]) * BIAS))
+        self.prefixes.bias(self.plain, range)
     }
 
     /// Returns, for each of at most [`ROWS`] rows, the sum of its units times the keys of a range. `starts`:
@@ -130,8 +147,8 @@ impl<'a> Columns<'a> {
 }
 
 /// Writes nibbles from number `start` on to a byte each.
-fn expand(data: &[u8], start: usize, out: &mut [u8]) {
-    if start.is_multiple_of(2) {
+pub(super) fn expand(data: &[u8], start: usize, out: &mut [u8]) {
+    if start.is_multiple_of(2) && out.len().is_multiple_of(2) {
         let pairs = out.as_chunks_mut::<2>().0.iter_mut();
         pairs.zip(&data[start / 2..]).for_each(|(pair, byte)| *pair = [byte & 15, byte >> 4]);
     } else {
@@ -144,21 +161,28 @@ fn added(sum: Lanes, keys: [u32; LANES]) -> Lanes {
     std::array::from_fn(|lane| fold(sum[lane] + u64::from(keys[lane])))
 }
 
-/// Returns the limbs of whole groups of keys, each of which is between -(base / 2) and base / 2.
+/// Returns the limbs of whole groups of keys.
 fn limbs<const L: usize>(keys: &[[u32; LANES]], base: i64) -> Vec<Limbs<L>> {
     let group = |keys: &[[u32; LANES]; GROUP]| {
         let mut limbs = [[[0; GROUP]; L]; LANES];
         for (at, keys) in keys.iter().enumerate() {
-            for (lane, key) in keys.iter().map(|key| i64::from(*key)).enumerate() {
-                let mut rest = if key > P as i64 / 2 { key - P as i64 } else { key };
-                for limb in &mut limbs[lane] {
-                    let low = (rest + base / 2).rem_euclid(base) - base / 2;
-                    limb[at] = low as i16;
-                    rest = (rest - low) / base;
-                }
+            for (limbs, key) in limbs.iter_mut().zip(keys) {
+                limbs.iter_mut().zip(digits::<L>(*key, base)).for_each(|(limb, digit)| limb[at] = digit);
             }
         }
         limbs
     };
     keys.as_chunks().0.iter().map(group).collect()
+}
+
+/// Returns the limbs of a key, each of which is between -(base / 2) and base / 2.
+#[inline(always)]
+pub(super) fn digits<const L: usize>(key: u32, base: i64) -> [i16; L] {
+    let key = i64::from(key);
+    let mut rest = if key > P as i64 / 2 { key - P as i64 } else { key };
+    std::array::from_fn(|_| {
+        let low = (rest + base / 2).rem_euclid(base) - base / 2;
+        rest = (rest - low) / base;
+        low as i16
+    })
 }

@@ -6,8 +6,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::arch::sums::ROWS;
+use crate::arch::sums::columns::READ;
 use crate::digest::columns::Columns;
 use crate::digest::keys::{LANES, LEVEL, Lanes, add, high, key, low, mul};
+use crate::digest::rows::{self, Place, Rows};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::{Dtype, TensorView, elements};
@@ -119,8 +121,10 @@ impl<'a> Grid<'a> {
         let fits = |axes: &[Axis]| match axes {
             [own, next, ..] => {
                 let len = own.len.saturating_mul(next.len);
-                let is_whole = own.len == next.stride && own.len < SHORT;
-                is_whole && len <= LEVEL && len.saturating_mul(8) <= units
+                // A key of the table takes about as long as the sum of a row of its own.
+                let is_faster = len.saturating_mul(own.len.max(8)) <= units;
+                let has_columns = own.len >= READ as u64 && next.len >= rows::FEW;
+                own.len == next.stride && own.len < SHORT && !has_columns && is_faster && len <= LEVEL
             }
             _ => false,
         };
@@ -218,6 +222,16 @@ impl<'a> Grid<'a> {
         let (mut sum, mut scratch, mut row) = ([0; LANES], Vec::new(), rows.start);
         while row < rows.end {
             let run = self.run(row, rows.end);
+            let keys = run.axis.filter(|_| run.rows >= rows::FEW && len < rows::WIDE);
+            if let Some(keys) = keys.and_then(|axis| Rows::of_axis(self.unit, axis)) {
+                let (start, stride) = (in_memory(run.start + units.start), in_memory(run.stride));
+                let place = Place { data: self.data, start, stride, len };
+                let range = in_memory(run.low)..in_memory(run.low + run.rows);
+                let own = keys.sum(place, range, columns.keys(low..low + len));
+                sum = add(sum, mul(own, run.factors));
+                row += run.rows;
+                continue;
+            }
             let mut own = [0; LANES];
             for at in (0..run.rows).step_by(ROWS) {
                 let count = in_memory((run.rows - at).min(ROWS as u64));

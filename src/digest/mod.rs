@@ -6,6 +6,7 @@ mod columns;
 mod grid;
 pub(crate) mod hash;
 mod keys;
+mod rows;
 mod sum;
 
 pub use change::SumChange;

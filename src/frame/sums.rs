@@ -149,11 +149,11 @@ fn blocks(shape: &[u64], first: u64, len: u64) -> Vec<Block> {
 /// Returns `n` for the share 1/n of changed words up to which a sum of changes takes less time than a sum of
 /// all elements of rows of this length.
 ///
-/// The sum of changes has to read both tensors, and takes 5 ns for each change. Wide instructions sum 16-bit
-/// words of long rows at 7 to 13 GB/s, but rows of 64 at 2.4 GB/s, and all rows at 1.7 GB/s without them
+/// The sum of changes has to read both tensors, and takes about 4 ns for each change. Wide instructions sum
+/// 16-bit words at 7 to 15 GB/s, those of rows of less than 32 and without such instructions at 2 to 6
 /// (`cargo bench --bench speed -- --only digest`).
 fn few(row: Option<&u64>) -> usize {
-    let is_fast = !widest().is_plain() && row.is_some_and(|&len| len >= 256);
+    let is_fast = !widest().is_plain() && row.is_some_and(|&len| len >= 32);
     if is_fast { 128 } else { 16 }
 }
 

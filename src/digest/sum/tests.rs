@@ -1,6 +1,6 @@
 use super::*;
 use crate::digest::SumChange;
-use crate::digest::change::ROOM;
+use crate::digest::change::BATCH;
 use crate::digest::keys::{BIAS, add, fold, key};
 use crate::random::word;
 use crate::tensor::TensorBuf;
@@ -185,8 +185,8 @@ fn a_change_adds_what_its_elements_determine() {
             assert_eq!((before + change, change), (after, after - before), "{dtype} {shape:?}");
         }
     }
-    // More changes in one piece than its sum can take.
-    let (len, all) = (u64::from(3 * ROOM), u64::MAX);
+    // More changes in one piece than are summed at once.
+    let (len, all) = (300 * BATCH as u64, u64::MAX);
     let mut change = SumChange::new(Dtype::I16, &[len], &[0]).unwrap();
     (0..len).for_each(|at| change.add(at, 0x8000, 0x7fff).unwrap());
     let of = |byte: [u8; 2]| TensorBuf::new(Dtype::I16, vec![len], byte.repeat(len as usize)).unwrap();

@@ -1,0 +1,205 @@
+//! Sums of changes of integers, each times two keys.
+
+use crate::arch::Form;
+#[cfg(target_arch = "x86_64")]
+use crate::arch::Width;
+
+/// Keys of 2^16 numbers, in four lanes.
+pub(crate) type Table = [[u32; 4]; 1 << 16];
+
+/// A change of an integer in a grid.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Change {
+    /// Number of the integer, row by row.
+    pub(crate) at: u32,
+    /// At most 2^16 either way.
+    pub(crate) by: i32,
+}
+
+/// Rows of integers, and the numbers of their keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    /// Integers of a row.
+    len: u64,
+    /// 2^64 / `len`, rounded up; 0 for one row.
+    reciprocal: u64,
+    /// Numbers of the keys of the first column and of the first row, modulo 2^16.
+    column: u16,
+    row: u16,
+}
+
+impl Grid {
+    /// Returns a grid of rows of `len` integers, from 2 to 2^32 - 1, the first of which has these keys.
+    pub(crate) fn new(len: u64, column: u16, row: u16) -> Self {
+        Self { len, reciprocal: u64::MAX / len + 1, column, row }
+    }
+
+    /// Returns a single row, the first integer of which has these keys.
+    pub(crate) fn row(column: u16, row: u16) -> Self {
+        Self { len: 0, reciprocal: 0, column, row }
+    }
+
+    /// Returns the numbers of the keys of a change.
+    #[inline(always)]
+    fn keys(&self, change: &Change) -> (usize, usize) {
+        let at = u64::from(change.at);
+        // Exact, because the number and the length are below 2^32.
+        let row = ((u128::from(at) * u128::from(self.reciprocal)) >> 64) as u64;
+        let column = self.column.wrapping_add((at - row * self.len) as u16);
+        (column.into(), self.row.wrapping_add(row as u16).into())
+    }
+}
+
+/// Most changes at a time: each adds less than 2^47.
+pub(crate) const MOST: usize = 1 << 15;
+
+/// Returns, for each lane, the sum of at most [`MOST`] changes times the key of their column and that of
+/// their row; of the column alone without `rows`. Keys are below 2^31 - 1. The sums are equal modulo 2^31 - 1
+/// in every form, and at most 2^62.
+pub(crate) fn sum(
+    form: Form,
+    changes: &[Change],
+    grid: Grid,
+    columns: &Table,
+    rows: Option<&Table>,
+) -> [i64; 4] {
+    match (form.0, rows) {
+        // SAFETY: the form exists only if the processor has these instructions.
+        #[cfg(target_arch = "x86_64")]
+        (Width::Avx2 | Width::Avx512, Some(rows)) => unsafe {
+            x86::sum::<true>(changes, grid, columns, rows)
+        },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        (Width::Avx2 | Width::Avx512, None) => unsafe { x86::sum::<false>(changes, grid, columns, columns) },
+        (_, rows) => plain(changes, grid, columns, rows),
+    }
+}
+
+fn plain(changes: &[Change], grid: Grid, columns: &Table, rows: Option<&Table>) -> [i64; 4] {
+    let mut sums = [0; 4];
+    for change in changes {
+        let (column, row) = grid.keys(change);
+        let keys = columns[column].map(u64::from);
+        let keys = match rows {
+            Some(rows) => {
+                let others = &rows[row];
+                std::array::from_fn(|lane| folded(keys[lane] * u64::from(others[lane])))
+            }
+            None => keys,
+        };
+        (0..4).for_each(|lane| sums[lane] += keys[lane] as i64 * i64::from(change.by));
+    }
+    sums
+}
+
+/// Returns a number below 2^62, modulo 2^31 - 1, as a number of at most 2^31 - 1.
+#[inline(always)]
+fn folded(x: u64) -> u64 {
+    const P: u64 = (1 << 31) - 1;
+    let x = (x & P) + (x >> 31);
+    (x & P) + (x >> 31)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Change, Grid, Table};
+
+    /// Without `ROWS`, rows have no keys.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn sum<const ROWS: bool>(
+        changes: &[Change],
+        grid: Grid,
+        columns: &Table,
+        rows: &Table,
+    ) -> [i64; 4] {
+        let mut sum = _mm256_setzero_si256();
+        for change in changes {
+            let (column, row) = grid.keys(change);
+            let keys = of(columns, column);
+            let keys = if ROWS { folded(_mm256_mul_epu32(keys, of(rows, row))) } else { keys };
+            sum = _mm256_add_epi64(sum, _mm256_mul_epi32(keys, _mm256_set1_epi32(change.by)));
+        }
+        let mut lanes = [0; 4];
+        // SAFETY: four lanes have 32 bytes.
+        unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), sum) };
+        lanes
+    }
+
+    /// Returns the keys of a number, each in 64 bits.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn of(table: &Table, number: usize) -> __m256i {
+        // SAFETY: an entry of the table has 16 bytes.
+        _mm256_cvtepu32_epi64(unsafe { _mm_loadu_si128(table[number].as_ptr().cast()) })
+    }
+
+    /// As [`super::folded`].
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn folded(x: __m256i) -> __m256i {
+        let prime = _mm256_set1_epi64x((1 << 31) - 1);
+        let x = _mm256_add_epi64(_mm256_and_si256(x, prime), _mm256_srli_epi64::<31>(x));
+        _mm256_add_epi64(_mm256_and_si256(x, prime), _mm256_srli_epi64::<31>(x))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::forms;
+
+    #[test]
+    fn every_form_gives_the_same_sums_of_changes() {
+        const P: u32 = (1 << 31) - 1;
+        let mut state = 1u64;
+        let mut next = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) as u32
+        };
+        let mut table = || -> Box<Table> {
+            let keys: Vec<[u32; 4]> = (0..1 << 16)
+                .map(|i| {
+                    [1, P - 1, next() % (P - 1) + 1, if i % 5 == 0 { P - 1 } else { next() % (P - 1) + 1 }]
+                })
+                .collect();
+            keys.into_boxed_slice().try_into().unwrap()
+        };
+        let (columns, rows) = (table(), table());
+        let grids =
+            [Grid::new(2, 0, 65_535), Grid::new(777, 65_000, 3), Grid::new(1 << 31, 1, 2), Grid::row(7, 9)];
+        for (count, grid) in [0, 1, 2, 7, 1000, MOST].into_iter().flat_map(|n| grids.map(|grid| (n, grid))) {
+            let changes: Vec<Change> = (0..count)
+                .map(|i| {
+                    let by = if i % 2 == 0 { 1 << 16 } else { -((next() % (1 << 16)) as i32) - 1 };
+                    let at = if i % 7 == 0 { u32::MAX - next() % 5000 } else { next() };
+                    Change { at, by: if count == MOST { 1 << 16 } else { by } }
+                })
+                .collect();
+            for rows in [Some(&*rows), None] {
+                let mut sums = forms().map(|form| {
+                    let sums = sum(form, &changes, grid, &columns, rows);
+                    assert!(sums.iter().all(|sum| sum.unsigned_abs() <= 1 << 62));
+                    sums.map(|sum| sum.rem_euclid(P.into()))
+                });
+                let mut expected = [0; 4];
+                for change in &changes {
+                    let at = u64::from(change.at);
+                    let row = at.checked_div(grid.len).unwrap_or(0);
+                    let column = at - row * grid.len;
+                    let column = grid.column.wrapping_add(column as u16);
+                    let row = grid.row.wrapping_add(row as u16);
+                    for lane in 0..4 {
+                        let own = columns[usize::from(column)][lane];
+                        let row = rows.map_or(1, |rows| rows[usize::from(row)][lane]);
+                        let product = i128::from(own) * i128::from(row) * i128::from(change.by);
+                        expected[lane] = (i128::from(expected[lane]) + product).rem_euclid(P.into()) as i64;
+                    }
+                }
+                assert!(sums.all(|sums| sums == expected), "{count} changes in {grid:?}");
+            }
+        }
+    }
+}
