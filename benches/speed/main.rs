@@ -378,7 +378,8 @@ impl Bench {
         let data = &view.data()[..2 * count as usize];
         let shaped = |dtype: Dtype, columns: u64| {
             let rows = 8 * data.len() as u64 / u64::from(dtype.bits()) / columns;
-            TensorBuf::new(dtype, vec![rows, columns], data.to_vec()).expect("all bytes")
+            let bytes = (rows * columns * u64::from(dtype.bits()) / 8) as usize;
+            TensorBuf::new(dtype, vec![rows, columns], data[..bytes].to_vec()).expect("whole rows")
         };
         let matrix = shaped(view.dtype(), columns);
         let (view, len) = (matrix.view(), matrix.data().len());
@@ -392,15 +393,22 @@ impl Bench {
             ("sum digest, f4e2m1", Dtype::F4E2M1, columns, None),
             ("sum digest, one row", Dtype::Bf16, count, None),
             ("sum digest, rows of 1024", Dtype::Bf16, columns.min(1024), None),
+            ("sum digest, rows of 768", Dtype::Bf16, columns.min(768), None),
+            ("sum digest, rows of 128", Dtype::Bf16, columns.min(128), None),
             ("sum digest, rows of 64", Dtype::Bf16, columns.min(64), None),
+            ("sum digest, rows of 16", Dtype::Bf16, columns.min(16), None),
+            ("sum digest, f8e4m3fn, rows of 64", Dtype::F8E4M3Fn, columns.min(64), None),
         ] {
             let tensor = shaped(dtype, columns);
             let cost = self.best(|| _ = black_box(SumDigest::of(tensor.view())));
-            self.row(name, len, cost, Against::Hash, floor);
+            self.row(name, tensor.data().len(), cost, Against::Hash, floor);
         }
-        let shape = [view.shape()[0], columns / 8];
-        let cost = self.best(|| _ = black_box(SumDigest::of_part(view, &shape, &[0, columns / 8])));
-        self.row("sum digest, an eighth of the columns", len / 8, cost, Against::Hash, None);
+        for (name, parts) in [("an eighth of the columns", 8), ("64 columns", (columns / 64).max(8))] {
+            let shape = [view.shape()[0], columns / parts];
+            let cost = self.best(|| _ = black_box(SumDigest::of_part(view, &shape, &[0, columns / parts])));
+            let bytes = len / parts as usize;
+            self.row(&format!("sum digest, {name}"), bytes, cost, Against::Hash, None);
+        }
         for permille in [1, 10, 50] {
             let is_changed = |i: &u64| u64::from(random::word(3, 0, *i)) % 1000 < permille;
             let changed: Vec<u64> = (0..count).filter(is_changed).collect();
@@ -507,6 +515,14 @@ impl Bench {
         let mut streams = [&there, &back].into_iter().cycle();
         let cost = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
         self.row("apply delta in place, without digests", len, cost, Against::Copy, None);
+        let (mut sum, mut undo) = (known.sum.expect("its own sum"), Vec::new());
+        held.copy_from_slice(base.data());
+        let mut streams = [&there, &back].into_iter().cycle();
+        let cost = self.best(|| {
+            let stream = streams.next().expect("a cycle");
+            sum = apply_in_place_with_sum(stream, &mut held, info, sum, &mut undo);
+        });
+        self.row("apply delta in place, base's sum kept", len, cost, Against::Copy, None);
         let streams = [(&there, "sum"), (&encode(base, new, hashes, &kept), "hash")];
         for (stream, digest) in streams {
             let cost = self.best(|| {
@@ -694,6 +710,45 @@ fn apply_in_place(bytes: &[u8], data: &mut [u8]) {
             block.apply(&raw.space, part.sets(), &budget, &mut [target]).expect("the base of this delta");
         }
     }
+}
+
+/// As [`apply_in_place`], for elements whose sum is kept: compares it with the base's, and that of the result
+/// with the result's, and returns it. Keeps old elements in `undo`, as a receiver does to take a wrong result
+/// back.
+fn apply_in_place_with_sum(
+    bytes: &[u8],
+    data: &mut [u8],
+    info: &TensorInfo,
+    sum: SumDigest,
+    undo: &mut Vec<(u32, u16)>,
+) -> SumDigest {
+    let mut reader = SliceReader::new(bytes, Limits::default());
+    let (mut change, mut expected) = (info.sum_change().expect("its shape"), None);
+    undo.clear();
+    while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
+        let Event::Frame(_, Body::Update(part)) = event else { continue };
+        let run = part.header.sums.as_ref().and_then(|sums| sums.first()).expect("a sum");
+        assert_eq!(run.base, sum, "the base of this delta");
+        expected = Some(run.result);
+        for (i, raw) in part.blocks.iter().enumerate() {
+            let budget = part.budget();
+            let block = part.decode(i, &budget).expect("an encoded stream decodes");
+            let start = match raw.scope {
+                Scope::Range { start, .. } => start,
+                _ => 0,
+            };
+            let target = Target { data: &mut *data, start, len: raw.space.len() };
+            let noted = |_, element, old, new| {
+                undo.push((element as u32, old as u16));
+                change.add(element, old, new).expect("an element");
+            };
+            let applied = block.apply_noting(&raw.space, part.sets(), &budget, &mut [target], noted);
+            applied.expect("the base of this delta");
+        }
+    }
+    let sum = sum + info.weighted(change.finish());
+    assert_eq!(Some(sum), expected, "the result of this delta");
+    sum
 }
 
 /// Returns the mean of the updates of several senders.

@@ -152,7 +152,7 @@ impl Block {
         let dtype = space.dtype;
         let content = self.values.facts().content;
         if let Support::Based(based) = &self.support {
-            return apply_based(based, content, dtype, targets, None);
+            return apply_based(based, content, dtype, targets, None, |_, _, _, _| ());
         }
         if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
@@ -196,18 +196,68 @@ impl Block {
         }
     }
 
-    /// As [`Self::apply`], to copies of the `bases` of the targets, which are elements of whole bytes: each
-    /// piece is copied and changed while it is in the caches. Only for positions classed by the base.
+    /// As [`Self::apply`], and calls `noted` for each element whose bits change, with the number of its
+    /// target, its own number in the target's tensor, and its bits before and after. A receiver that changes
+    /// its tensors where they are can so update their digests ([`SumChange`](crate::digest::SumChange)), and
+    /// take the changes back.
+    ///
+    /// # Errors
+    /// As [`Self::apply`]; [`Error::Limit`] if the old bits of all elements of the support, 8 bytes each,
+    /// need too much memory. Positions classed by the base need none.
+    ///
+    /// # Panics
+    /// As [`Self::apply`].
+    pub fn apply_noting(
+        &self,
+        space: &IndexSpace,
+        sets: &Sets,
+        budget: &Budget,
+        targets: &mut [Target<'_>],
+        mut noted: impl FnMut(usize, u64, u64, u64),
+    ) -> Result<()> {
+        check_targets(space, targets)?;
+        if let Support::Based(based) = &self.support {
+            let content = self.values.facts().content;
+            return apply_based(based, content, space.dtype, targets, None, |target, at, old, new| {
+                if old != new {
+                    noted(target, at, old, new);
+                }
+            });
+        }
+        let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
+        let mut elements = Vec::new();
+        for_each_run_in(&self.support, space, sets, &starts, |run| {
+            budget.reserve_bytes((run.len as u64).saturating_mul(8), 0)?;
+            let all = (run.element..).take(run.len);
+            let bits = |at| element::bits_at(space.dtype, targets[run.target].data, at).unwrap_or(0);
+            elements.extend(all.map(bits));
+            Ok(())
+        })?;
+        self.apply(space, sets, budget, targets)?;
+        for_each_run_in(&self.support, space, sets, &starts, |run| {
+            for (&old, at) in elements[run.value..run.value + run.len].iter().zip(run.element..) {
+                let new = element::bits_at(space.dtype, targets[run.target].data, at).unwrap_or(old);
+                if old != new {
+                    noted(run.target, at, old, new);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// As [`Self::apply_noting`], to copies of the `bases` of the targets, which are elements of whole bytes:
+    /// each piece is copied and changed while it is in the caches. Only for positions classed by the base.
     pub(crate) fn apply_to_copies(
         &self,
         space: &IndexSpace,
         bases: &[&[u8]],
         targets: &mut [Target<'_>],
+        noted: impl FnMut(usize, u64, u64, u64),
     ) -> Result<()> {
         check_targets(space, targets)?;
         match &self.support {
             Support::Based(based) => {
-                apply_based(based, self.values.facts().content, space.dtype, targets, Some(bases))
+                apply_based(based, self.values.facts().content, space.dtype, targets, Some(bases), noted)
             }
             _ => Err(Error::inconsistent("positions that are not classed by the base")),
         }
@@ -246,13 +296,15 @@ impl Block {
 }
 
 /// Changes elements at positions that depend on the elements before the block, step by step while they are in
-/// the caches. With `bases`, of the same lengths as the targets' elements, copies them first.
+/// the caches. With `bases`, of the same lengths as the targets' elements, copies them first. `noted`: called
+/// for each changed element, as by [`Block::apply_noting`].
 fn apply_based(
     based: &Based,
     content: Content<'_>,
     dtype: Dtype,
     targets: &mut [Target<'_>],
     bases: Option<&[&[u8]]>,
+    mut noted: impl FnMut(usize, u64, u64, u64),
 ) -> Result<()> {
     if matches!(content, Content::Numbers { .. })
         || matches!(content, Content::Elements(stored, _) if stored != Stored::Source)
@@ -276,14 +328,22 @@ fn apply_based(
             }
             // All positions of a step are found before any of its elements changes class.
             selector.load(target.data, first, len);
-            selector.find(|places, value| match dtype.bits() {
-                16 => change_sized::<2>(target.data, first, places, value, change),
-                32 => change_sized::<4>(target.data, first, places, value, change),
-                _ => {
-                    for (&place, value) in places.iter().zip(value..) {
-                        let at = first + u64::from(place);
-                        let old = element::bits_at(dtype, target.data, at).unwrap_or(0);
-                        element::set_bits_at(dtype, target.data, at, change(old, value));
+            selector.find(|places, value| {
+                // `change` takes an element, its bits, and the number of its value.
+                let mut change = |at: u64, old: u64, value: usize| {
+                    let new = change(old, value);
+                    noted(number, at, old, new);
+                    new
+                };
+                match dtype.bits() {
+                    16 => change_sized::<2>(target.data, first, places, value, change),
+                    32 => change_sized::<4>(target.data, first, places, value, change),
+                    _ => {
+                        for (&place, value) in places.iter().zip(value..) {
+                            let at = first + u64::from(place);
+                            let old = element::bits_at(dtype, target.data, at).unwrap_or(0);
+                            element::set_bits_at(dtype, target.data, at, change(at, old, value));
+                        }
                     }
                 }
             });
@@ -292,22 +352,23 @@ fn apply_based(
     selector.finish()
 }
 
-/// Changes elements of `SIZE` bytes at places after element `first`. `change` takes an element and the number
-/// of its value, from `value` on.
+/// Changes elements of `SIZE` bytes at places after element `first`. `change` takes the number of an element,
+/// its bits, and the number of its value, from `value` on.
 #[inline]
 fn change_sized<const SIZE: usize>(
     data: &mut [u8],
     first: u64,
     places: &[u16],
     value: usize,
-    change: impl Fn(u64, usize) -> u64,
+    mut change: impl FnMut(u64, u64, usize) -> u64,
 ) {
     let Some(elements) = data.as_chunks_mut::<SIZE>().0.get_mut(in_memory(first)..) else { return };
     for (&place, value) in places.iter().zip(value..) {
         if let Some(bytes) = elements.get_mut(usize::from(place)) {
             let mut old = [0; 8];
             old[..SIZE].copy_from_slice(bytes);
-            bytes.copy_from_slice(&change(u64::from_le_bytes(old), value).to_le_bytes()[..SIZE]);
+            let new = change(first + u64::from(place), u64::from_le_bytes(old), value);
+            bytes.copy_from_slice(&new.to_le_bytes()[..SIZE]);
         }
     }
 }
@@ -449,7 +510,8 @@ mod tests {
                 values: Values::Ulp(Ulp { diffs: vec![] }),
                 ..block
             };
-            let copied = based.apply_to_copies(&space, &[&[7; 8], &[7; 12]], &mut targets);
+            let bases: [&[u8]; 2] = [&[7; 8], &[7; 12]];
+            let copied = based.apply_to_copies(&space, &bases, &mut targets, |_, _, _, _| ());
             let [applied, copied] = [applied, copied].map(|result| result.map_err(|e| e.name()));
             assert_eq!(applied, copied, "{parts:?}");
             (applied, buffers.concat())

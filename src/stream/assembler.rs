@@ -6,8 +6,8 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::arch::pages;
-use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
-use crate::digest::{SumDigest, TensorDigests};
+use crate::block::{Block, RawBlock, Scope, Sets, Support, Target, ValuesId};
+use crate::digest::{SumChange, SumDigest, TensorDigests};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{
     BlockOrder, Digest, Manifest, TensorInfo, UpdateHeader, UpdatePart, run_digest, tensor_digest,
@@ -46,6 +46,8 @@ pub struct Assembler<'b> {
     /// The runs of tensors that a delta changes.
     hashed: ListedRuns<Digest>,
     summed: ListedRuns<SumDigest>,
+    /// What the blocks of each tensor add to its sum; `None` if one of them did not say.
+    changes: Vec<Option<SumDigest>>,
     applied: Applied,
 }
 
@@ -106,6 +108,7 @@ impl<'b> Assembler<'b> {
             is_delta: false,
             hashed: ListedRuns::default(),
             summed: ListedRuns::default(),
+            changes: vec![Some(SumDigest::ZERO); wanted.len()],
             applied: Applied::Nothing,
         })
     }
@@ -211,7 +214,7 @@ impl<'b> Assembler<'b> {
     fn fill_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
         for &i in batch {
             let (number, start, len) = span(&part.blocks[i]);
-            self.touched[number] = true;
+            (self.touched[number], self.changes[number]) = (true, None);
             if let Some(buffer) = &mut self.tensors[number] {
                 buffer.prepare(start, start + len, true);
             }
@@ -280,7 +283,8 @@ impl<'b> Assembler<'b> {
             copied.push(bases);
         }
         let places = places(&mut self.tensors, part, batch);
-        let applied: Vec<Result<()>> = batch
+        let (infos, summed) = (Arc::clone(&self.manifest), &self.summed);
+        let applied: Vec<Result<Option<Vec<SumDigest>>>> = batch
             .par_iter()
             .zip(places)
             .zip(copied)
@@ -289,8 +293,12 @@ impl<'b> Assembler<'b> {
                 let mut apply = |budget: &Budget| {
                     let block = part.decode(i, budget)?;
                     let applied = match &bases {
-                        Some(bases) => block.apply_to_copies(&raw.space, bases, &mut targets),
-                        None => block.apply(&raw.space, part.sets(), budget, &mut targets),
+                        Some(bases) => {
+                            let infos = infos.tensors().get(in_memory(raw.scope.first())..);
+                            let infos = infos.filter(|_| summed.contains(raw.scope.first()));
+                            apply_to_copies(&block, raw, infos, part.sets(), bases, &mut targets)
+                        }
+                        None => block.apply(&raw.space, part.sets(), budget, &mut targets).map(|()| None),
                     };
                     applied.map_err(|e| e.not_before(raw.offset))
                 };
@@ -301,7 +309,15 @@ impl<'b> Assembler<'b> {
                 applied.map_err(|e| part.place(e, i))
             })
             .collect();
-        applied.into_iter().collect()
+        for (&i, sums) in batch.iter().zip(applied) {
+            let (first, sums) = (in_memory(part.blocks[i].scope.first()), sums?);
+            for (number, change) in
+                self.changes[first..].iter_mut().take(part.blocks[i].space.lens.len()).enumerate()
+            {
+                *change = change.zip(sums.as_ref()).map(|(change, sums)| change + sums[number]);
+            }
+        }
+        Ok(())
     }
 
     /// Checks that `part` is the next of the update, and that its blocks come after the earlier ones.
@@ -381,6 +397,7 @@ impl<'b> Assembler<'b> {
             _ => 0,
         };
         self.touched[first..first + raw.space.lens.len()].fill(true);
+        self.changes[first..first + raw.space.lens.len()].fill(None);
         // Unwanted tensors of the scope are decoded into temporary buffers.
         for (buffer, &len) in self.tensors[first..].iter().zip(&raw.space.lens) {
             if buffer.is_none() {
@@ -460,9 +477,10 @@ impl<'b> Assembler<'b> {
             if self.summed.contains(*number) {
                 let base = base_of(&self.base, &infos, *number)?;
                 let info = &infos.tensors()[in_memory(*number)];
-                digests.sum = Some(match base.digests.sum {
-                    Some(sum) => info.sum_after(sum, base.tensor, tensor.view())?,
-                    None => info.sum_digest(tensor.view())?,
+                digests.sum = Some(match (base.digests.sum, self.changes[in_memory(*number)]) {
+                    (Some(sum), Some(change)) => sum + info.weighted(change),
+                    (Some(sum), None) => info.sum_after(sum, base.tensor, tensor.view())?,
+                    (None, _) => info.sum_digest(tensor.view())?,
                 });
             }
             Ok(())
@@ -492,6 +510,33 @@ impl<'b> Assembler<'b> {
         usize::try_from(tensor).ok().and_then(|t| self.touched.get(t)).copied().unwrap_or(false)
     }
 }
+
+/// Applies a block to copies of `bases`. Returns what its changes add to the sum of each tensor of its scope,
+/// if they are so few that a sum of all elements would take longer. `infos`: these tensors, if sums are
+/// wanted.
+fn apply_to_copies(
+    block: &Block,
+    raw: &RawBlock<'_>,
+    infos: Option<&[TensorInfo]>,
+    sets: &Sets,
+    bases: &[&[u8]],
+    targets: &mut [Target<'_>],
+) -> Result<Option<Vec<SumDigest>>> {
+    let (_, start, len) = span(raw);
+    let count = block.count(&raw.space, sets)?;
+    let Some(infos) = infos.filter(|_| count.saturating_mul(FEW) <= len) else {
+        return block.apply_to_copies(&raw.space, bases, targets, |_, _, _, _| ()).map(|()| None);
+    };
+    let changes = infos.iter().take(targets.len()).map(TensorInfo::sum_change);
+    let mut changes = changes.collect::<Result<Vec<_>>>()?;
+    block.apply_to_copies(&raw.space, bases, targets, |target, element, old, new| {
+        changes[target].add_element(start + element, old, new);
+    })?;
+    Ok(Some(changes.into_iter().map(SumChange::finish).collect()))
+}
+
+/// Up to one changed element in this many, the sum of the changes takes less time than that of all elements.
+const FEW: u64 = 32;
 
 #[cfg(test)]
 mod tests;

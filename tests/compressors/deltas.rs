@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gcodec::block::{Scope, Support, Target, Values};
 use gcodec::compress::random::word;
 use gcodec::compress::{Input, Options, compress, deltas};
+use gcodec::digest::{SumChange, SumDigest};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::internal::element::{bits_at, set_bits_at};
@@ -13,14 +14,16 @@ use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
 
 const NAMES: [&str; 2] = ["a", "b"];
 
-/// Elements of a type with every bit pattern in it: infinities, and NaN with payloads.
+/// Elements of a type with every bit pattern in it: infinities, and NaN with payloads. In rows of 37, if they
+/// fill whole ones.
 fn arbitrary(dtype: Dtype, n: u64) -> TensorBuf {
     let mut data = vec![0; dtype.bytes_for(n).unwrap() as usize];
     for at in 0..n {
         let bits = u64::from(word(1, 1, at)) << 32 | u64::from(word(1, 2, at));
         set_bits_at(dtype, &mut data, at, bits & u64::MAX >> (64 - dtype.bits())).unwrap();
     }
-    TensorBuf::new(dtype, vec![n], data).unwrap()
+    let shape = if n.is_multiple_of(37) { vec![n / 37, 37] } else { vec![n] };
+    TensorBuf::new(dtype, shape, data).unwrap()
 }
 
 /// Returns a tensor in which one of `every` elements has another bit pattern.
@@ -91,6 +94,34 @@ fn apply(stream: &[u8], data: &mut [Vec<u8>]) -> bool {
     based
 }
 
+/// A changed element: its tensor, its number, and its bits before.
+type Noted = (usize, u64, u64);
+
+/// Applies the blocks of a delta, and returns its changes, and what they add to the sums of the tensors.
+fn apply_noting(stream: &[u8], data: &mut [Vec<u8>]) -> (Vec<Noted>, Vec<SumDigest>) {
+    let (mut noted, mut changes) = (Vec::new(), Vec::<Option<SumChange>>::new());
+    for event in SliceReader::new(stream, Limits::default()) {
+        let Event::Frame(_, Body::Update(part)) = event.unwrap() else { continue };
+        changes.resize_with(part.manifest.tensors().len(), || None::<SumChange>);
+        for (i, raw) in part.blocks.iter().enumerate() {
+            let (budget, first) = (part.budget(), raw.scope.first() as usize);
+            let block = part.decode(i, &budget).unwrap();
+            let start = if let Scope::Range { start, .. } = raw.scope { start } else { 0 };
+            let data = data[first..].iter_mut().zip(&raw.space.lens);
+            let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
+            let note = |target: usize, element, old, new| {
+                let info = &part.manifest.tensors()[first + target];
+                let change = changes[first + target].get_or_insert_with(|| info.sum_change().unwrap());
+                change.add(element, old, new).unwrap();
+                assert_ne!(old, new);
+                noted.push((first + target, element, old));
+            };
+            block.apply_noting(&raw.space, part.sets(), &budget, &mut targets, note).unwrap();
+        }
+    }
+    (noted, changes.into_iter().map(|change| change.map_or(SumDigest::ZERO, SumChange::finish)).collect())
+}
+
 #[test]
 fn deltas_lead_from_base_to_tensor() {
     for dtype in Dtype::ALL {
@@ -103,6 +134,17 @@ fn deltas_lead_from_base_to_tensor() {
                 let mut data = old.each_ref().map(|t| t.data().to_vec());
                 apply(&stream, &mut data);
                 assert!(data.iter().zip(&new).all(|(data, new)| data == new.data()), "{dtype} {codec}");
+                let mut data = old.each_ref().map(|t| t.data().to_vec());
+                let (noted, sums) = apply_noting(&stream, &mut data);
+                assert!(data.iter().zip(&new).all(|(data, new)| data == new.data()), "{dtype} {codec}");
+                for ((old, new), sum) in old.iter().zip(&new).zip(sums) {
+                    let [old, new] = [old, new].map(|tensor| SumDigest::of(tensor.view()));
+                    assert_eq!(old + sum, new, "{dtype} {every} {codec}");
+                }
+                for (tensor, element, bits) in noted {
+                    set_bits_at(dtype, &mut data[tensor], element, bits).unwrap();
+                }
+                assert!(data.iter().zip(&old).all(|(data, old)| data == old.data()), "{dtype} {codec}");
             }
         }
     }
