@@ -38,8 +38,8 @@ def named_tensors(data: bytes) -> list[tuple[str, torch.Tensor]]:
 
 
 def load(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Verifies a version, and loads the tensors that it changes through the model's own `load_weights`. SGLang
-    calls it on every rank.
+    """Verifies a version, and loads the tensors that it changes through the model's own `load_weights`.
+    SGLang calls it on every rank.
 
     A version that a rank refuses is loaded by none, and is an error in the log, with the rank, the tensor and
     the reason: an exception would end SGLang's scheduler. The server goes on with the weights that it has,

@@ -84,7 +84,8 @@ def main() -> None:
 
 
 def update(made: Any, weights: dict[str, torch.Tensor], is_last: bool, say: Any) -> None:
-    """Loads a version that the last rank refuses, because its copy of a weight has another bit, and then takes."""
+    """Loads a version that the last rank refuses, because its copy of a weight has another bit, and then
+    takes."""
     load, sender = dynamic_import(UPDATES), gcodec.sync.Sender(weights)
     before = sglang_checks.request(weights)
     new = weights | {"model.norm.weight": weights["model.norm.weight"] + 1}
