@@ -83,11 +83,14 @@ impl Rows {
         // All others are copied first, with rows of zeros to make pairs.
         for rows in [range.start..direct.start, direct.end..range.end].into_iter().flat_map(chunks) {
             let (pairs, wide) = (rows.start & !1..rows.end.next_multiple_of(2), len.max(READ));
-            copy.clear();
             copy.resize(pairs.len() * wide * width, 0);
-            for row in rows {
-                let from = start + (row - range.start) * stride;
+            for row in pairs.clone() {
                 let to = &mut copy[(row - pairs.start) * wide * width..][..len * width];
+                if !rows.contains(&row) {
+                    to.fill(0);
+                    continue;
+                }
+                let from = start + (row - range.start) * stride;
                 match self.unit {
                     Unit::Nibble => expand(data, from, to),
                     _ => to.copy_from_slice(&data[from * width..][..len * width]),
@@ -98,11 +101,10 @@ impl Rows {
         sums
     }
 
-    /// Returns those rows, in pairs that begin with an even number, that the kernel reads where they are: not
-    /// those that are far apart, which would have the same places in the caches.
+    /// Returns those rows, in pairs that begin with an even number, that the kernel reads where they are.
     fn direct(&self, Place { data, start, stride, len }: Place<'_>, range: Range<usize>) -> Range<usize> {
         let first = range.start.next_multiple_of(2).min(range.end);
-        if self.unit == Unit::Nibble || stride > 2 * len {
+        if self.unit == Unit::Nibble {
             return first..first;
         }
         let last = (data.len() / self.width()).checked_sub(start + len.max(READ));

@@ -66,12 +66,16 @@ pub(crate) fn sum(
     match (form.0, rows) {
         // SAFETY: the form exists only if the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
-        (Width::Avx2 | Width::Avx512, Some(rows)) => unsafe {
-            x86::sum::<true>(changes, grid, columns, rows)
-        },
+        (Width::Avx512, Some(rows)) => unsafe { x86::avx512::<true>(changes, grid, columns, rows) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        (Width::Avx2 | Width::Avx512, None) => unsafe { x86::sum::<false>(changes, grid, columns, columns) },
+        (Width::Avx512, None) => unsafe { x86::avx512::<false>(changes, grid, columns, columns) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        (Width::Avx2, Some(rows)) => unsafe { x86::avx2::<true>(changes, grid, columns, rows) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        (Width::Avx2, None) => unsafe { x86::avx2::<false>(changes, grid, columns, columns) },
         (_, rows) => plain(changes, grid, columns, rows),
     }
 }
@@ -107,9 +111,57 @@ mod x86 {
 
     use super::{Change, Grid, Table};
 
+    /// Two changes at a time. Without `ROWS`, rows have no keys.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) fn avx512<const ROWS: bool>(
+        changes: &[Change],
+        grid: Grid,
+        columns: &Table,
+        rows: &Table,
+    ) -> [i64; 4] {
+        let (pairs, rest) = changes.as_chunks::<2>();
+        let mut sum = _mm512_setzero_si512();
+        for pair in pairs {
+            let (first, second) = (grid.keys(&pair[0]), grid.keys(&pair[1]));
+            let keys = of_two(columns, first.0, second.0);
+            let keys = match ROWS {
+                true => folded_512(_mm512_mul_epu32(keys, of_two(rows, first.1, second.1))),
+                false => keys,
+            };
+            let by = _mm512_mask_set1_epi32(_mm512_set1_epi32(pair[0].by), 0xff00, pair[1].by);
+            sum = _mm512_add_epi64(sum, _mm512_mul_epi32(keys, by));
+        }
+        let mut lanes = avx2::<ROWS>(rest, grid, columns, rows);
+        let mut both = [[0; 4]; 2];
+        // SAFETY: eight sums have 64 bytes.
+        unsafe { _mm512_storeu_si512(both.as_mut_ptr().cast(), sum) };
+        (0..4).for_each(|lane| lanes[lane] += both[0][lane] + both[1][lane]);
+        lanes
+    }
+
+    /// Returns the keys of two numbers, each in 64 bits.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[inline]
+    fn of_two(table: &Table, first: usize, second: usize) -> __m512i {
+        // SAFETY: an entry of the table has 16 bytes.
+        let first = unsafe { _mm_loadu_si128(table[first].as_ptr().cast()) };
+        // SAFETY: as above.
+        let second = unsafe { _mm_loadu_si128(table[second].as_ptr().cast()) };
+        _mm512_cvtepu32_epi64(_mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), second))
+    }
+
+    /// As [`super::folded`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[inline]
+    fn folded_512(x: __m512i) -> __m512i {
+        let prime = _mm512_set1_epi64((1 << 31) - 1);
+        let x = _mm512_add_epi64(_mm512_and_si512(x, prime), _mm512_srli_epi64::<31>(x));
+        _mm512_add_epi64(_mm512_and_si512(x, prime), _mm512_srli_epi64::<31>(x))
+    }
+
     /// Without `ROWS`, rows have no keys.
     #[target_feature(enable = "avx2")]
-    pub(super) fn sum<const ROWS: bool>(
+    pub(super) fn avx2<const ROWS: bool>(
         changes: &[Change],
         grid: Grid,
         columns: &Table,

@@ -93,6 +93,12 @@ mod x86 {
         if L == 3 { 50 } else { 200 }
     }
 
+    /// Pairs of rows in a tile of `len` columns. The lines of long rows have few places in the first-level
+    /// cache.
+    fn tile_of<const L: usize>(len: usize) -> usize {
+        if len > 128 { 24 } else { tile::<L>() }
+    }
+
     /// Power `exponent` of the base of `L` limbs.
     const fn power<const L: usize>(exponent: usize) -> i64 {
         (if L == 3 { BASE } else { BYTE_BASE }).pow(exponent as u32)
@@ -141,13 +147,14 @@ mod x86 {
             return unsafe { avx2::<W, L>(rows, keys, out) };
         }
         let mut blocks = vec![[[0; 32]; 4]; out.len().div_ceil(32)];
-        for (keys, number) in keys.chunks(const { tile::<L>() }).zip(0..) {
-            let start = rows.start + number * 2 * const { tile::<L>() } * rows.stride;
+        let tile = tile_of::<L>(out.len());
+        for (keys, number) in keys.chunks(tile).zip(0..) {
+            let start = rows.start + number * 2 * tile * rows.stride;
             for (number, sums) in blocks.iter_mut().enumerate() {
                 // SAFETY: all columns of the block are in the rows.
                 unsafe {
                     let from = rows.data.as_ptr().add(start + W * first::<32>(number, out.len()));
-                    tile_512::<W, L>(from, rows.stride, keys, sums);
+                    tile_512::<W, L>(from, rows.stride, tile, keys, sums);
                 }
             }
         }
@@ -156,8 +163,8 @@ mod x86 {
 
     /// Requests the same columns of the row that the next tile has here.
     #[inline(always)]
-    fn fetch<const L: usize>(row: *const u8, stride: usize) {
-        let ahead = row.wrapping_add(2 * tile::<L>() * stride);
+    fn fetch(row: *const u8, ahead: usize) {
+        let ahead = row.wrapping_add(ahead);
         // SAFETY: a hint about an address, which may be any, changes no memory and raises no fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
     }
@@ -169,6 +176,7 @@ mod x86 {
     unsafe fn tile_512<const W: usize, const L: usize>(
         from: *const u8,
         stride: usize,
+        tile: usize,
         keys: &[Pair<L>],
         sums: &mut Block<32>,
     ) {
@@ -177,7 +185,7 @@ mod x86 {
             // SAFETY: a row has 32 integers here.
             let [first, second] = [0, 1].map(|row| unsafe {
                 let at = from.add((2 * number + row) * stride);
-                fetch::<L>(at, stride);
+                fetch(at, 2 * tile * stride);
                 match W {
                     2 => _mm512_loadu_si512(at.cast()),
                     _ => _mm512_cvtepi8_epi16(_mm256_loadu_si256(at.cast())),
@@ -243,7 +251,7 @@ mod x86 {
                 let [first, second] = [0, 1].map(|row| unsafe {
                     let row = 2 * (from + number) + row;
                     let at = rows.data.as_ptr().add(rows.start + row * rows.stride);
-                    fetch::<L>(at, rows.stride);
+                    fetch(at, 2 * const { tile::<L>() } * rows.stride);
                     match W {
                         2 => _mm256_loadu_si256(at.cast()),
                         _ => _mm256_cvtepi8_epi16(_mm_loadu_si128(at.cast())),
@@ -275,15 +283,16 @@ mod x86 {
         out: &mut [[i64; 4]],
     ) {
         let mut blocks = vec![[[0; 16]; 4]; out.len().div_ceil(16)];
-        for (keys, number) in keys.chunks(const { tile::<L>() }).zip(0..) {
-            let start = rows.start + number * 2 * const { tile::<L>() } * rows.stride;
+        let tile = tile_of::<L>(out.len());
+        for (keys, number) in keys.chunks(tile).zip(0..) {
+            let start = rows.start + number * 2 * tile * rows.stride;
             for (number, sums) in blocks.iter_mut().enumerate() {
                 // Sixteen registers hold the sums of two lanes.
                 // SAFETY: all columns of the block are in the rows.
                 unsafe {
                     let from = rows.data.as_ptr().add(start + W * first::<16>(number, out.len()));
-                    tile_256::<W, L, 0>(from, rows.stride, keys, number, sums);
-                    tile_256::<W, L, 2>(from, rows.stride, keys, number, sums);
+                    tile_256::<W, L, 0>(from, rows.stride, tile, keys, number, sums);
+                    tile_256::<W, L, 2>(from, rows.stride, tile, keys, number, sums);
                 }
             }
         }
@@ -299,6 +308,7 @@ mod x86 {
     unsafe fn tile_256<const W: usize, const L: usize, const LANE: usize>(
         from: *const u8,
         stride: usize,
+        tile: usize,
         keys: &[Pair<L>],
         block: usize,
         sums: &mut Block<16>,
@@ -310,7 +320,7 @@ mod x86 {
                 let at = from.add((2 * number + row) * stride);
                 // Two blocks share a line of words, and two passes: all requests at once would have to wait.
                 if (row + block).is_multiple_of(2) && number % 2 == LANE / 2 {
-                    fetch::<L>(at, stride);
+                    fetch(at, 2 * tile * stride);
                 }
                 match W {
                     2 => _mm256_loadu_si256(at.cast()),
