@@ -53,6 +53,35 @@ enum Against {
 /// Codecs of [`Bench::small`].
 const SMALL: [&str; 3] = ["topk:density=0.01", "natural", "lossless"];
 
+/// Codecs of [`Bench::small`] for one size: all that need no matrices and no base.
+const SMALL_ALL: [&str; 18] = [
+    "raw",
+    "lossless",
+    "lossless:effort=fast",
+    "topk:density=0.01",
+    "topk:density=0.1",
+    "stc:density=0.01",
+    "threshold:at=0.0001",
+    "sbc:density=0.01",
+    "sidco:density=0.01",
+    "randk:density=0.01",
+    "chunked",
+    "demo",
+    "natural",
+    "qsgd:bits=4",
+    "dither",
+    "terngrad",
+    "int8",
+    "sign",
+];
+
+/// Measurements of an update of many tensors of one size, for each element.
+struct OfSize {
+    /// Of compression, writing, both, and decoding.
+    nanoseconds: [f64; 4],
+    bits: f64,
+}
+
 struct Bench {
     repeats: usize,
     read: f64,
@@ -255,50 +284,67 @@ impl Bench {
         let view = flat.tensors[0].view();
         println!("many tensors, nanoseconds per element:");
         println!(
-            "{:<24}{:<12}{:>9}{:>9}{:>9}{:>9}",
-            "codec", "tensors", "compress", "write", "encode", "decode"
+            "{:<24}{:<12}{:>9}{:>9}{:>9}{:>9}{:>9}",
+            "codec", "tensors", "compress", "write", "encode", "decode", "bits"
         );
         let sizes = [1, 2, 4, 8, 16, 64].map(|kilo| kilo << 10);
         for (size, spec) in sizes.iter().flat_map(|size| SMALL.map(|spec| (*size, spec))) {
-            let codec: Codec = spec.parse().expect("a codec");
             let count = 500.min(view.elements() as usize / size);
             for (count, size) in [(count, size), (1, count * size)] {
-                let names: Vec<String> = (0..count).map(|i| format!("layers.{i}.weight")).collect();
-                let shape = [size as u64];
-                let infos = names.iter().map(|name| TensorInfo::new(name, Dtype::F32, shape.to_vec()));
-                let manifest = Arc::new(Manifest::new(infos.collect()).expect("distinct names"));
-                let parts: Vec<TensorView<'_>> = (0..count)
-                    .map(|i| {
-                        let data = &view.data()[4 * size * i..][..4 * size];
-                        TensorView::new(Dtype::F32, &shape, data).expect("whole elements")
-                    })
-                    .collect();
-                let each = parts.iter().zip(&names).enumerate();
-                let inputs: Vec<Input<'_>> = each
-                    .map(|(i, (&view, name))| Input { tensor: i as u64, name, view, base: None })
-                    .collect();
-                let codecs = vec![codec; count];
-                let compress = || compress(&inputs, &codecs, &Options::default(), None).expect("finite");
-                let header = UpdateHeader::default();
-                let bytes = write(&manifest, &header, &compress());
-                let blocks = compress();
-                let fresh =
-                    || Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
-                let mut tensors = decode(&bytes, fresh());
-                let costs = [
-                    self.best(|| drop(black_box(compress()))),
-                    self.best(|| drop(black_box(write(&manifest, &header, &blocks)))),
-                    self.best(|| drop(black_box(write(&manifest, &header, &compress())))),
-                    self.best(|| {
-                        let held = std::mem::take(&mut tensors);
-                        let held = Assembler::with_buffers(&manifest, held).expect("this manifest's");
-                        tensors = decode(&bytes, held);
-                    }),
-                ];
+                let of_size = self.tensors_of_size(spec, view, count, size);
                 print!("{spec:<24}{:<12}", format!("{count} x {size}"));
-                costs.iter().for_each(|cost| print!("{:>9.2}", cost.seconds * 1e9 / (count * size) as f64));
-                println!();
+                of_size.nanoseconds.iter().for_each(|nanoseconds| print!("{nanoseconds:>9.2}"));
+                println!("{:>9.3}", of_size.bits);
             }
+        }
+        let count = 500.min(view.elements() as usize / 4096);
+        println!("{count} tensors of 4096 elements, as ratios to one tensor of as many:");
+        println!("{:<24}{:>9}{:>9}{:>9}", "codec", "encode", "decode", "size");
+        for spec in SMALL_ALL {
+            let many = self.tensors_of_size(spec, view, count, 4096);
+            let one = self.tensors_of_size(spec, view, 1, count * 4096);
+            let [encode, decode] = [2, 3].map(|path| many.nanoseconds[path] / one.nanoseconds[path]);
+            println!("{spec:<24}{encode:>9.2}{decode:>9.2}{:>9.3}", many.bits / one.bits);
+        }
+    }
+
+    /// Measures an update of `count` tensors of `size` elements each.
+    fn tensors_of_size(&self, spec: &str, view: TensorView<'_>, count: usize, size: usize) -> OfSize {
+        let codec: Codec = spec.parse().expect("a codec");
+        let names: Vec<String> = (0..count).map(|i| format!("layers.{i}.weight")).collect();
+        let shape = [size as u64];
+        let infos = names.iter().map(|name| TensorInfo::new(name, Dtype::F32, shape.to_vec()));
+        let manifest = Arc::new(Manifest::new(infos.collect()).expect("distinct names"));
+        let parts: Vec<TensorView<'_>> = (0..count)
+            .map(|i| {
+                let data = &view.data()[4 * size * i..][..4 * size];
+                TensorView::new(Dtype::F32, &shape, data).expect("whole elements")
+            })
+            .collect();
+        let each = parts.iter().zip(&names).enumerate();
+        let inputs: Vec<Input<'_>> =
+            each.map(|(i, (&view, name))| Input { tensor: i as u64, name, view, base: None }).collect();
+        let codecs = vec![codec; count];
+        let compress = || compress(&inputs, &codecs, &Options::default(), None).expect("finite");
+        let header = UpdateHeader::default();
+        let bytes = write(&manifest, &header, &compress());
+        let blocks = compress();
+        let fresh = || Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
+        let mut tensors = decode(&bytes, fresh());
+        let costs = [
+            self.best(|| drop(black_box(compress()))),
+            self.best(|| drop(black_box(write(&manifest, &header, &blocks)))),
+            self.best(|| drop(black_box(write(&manifest, &header, &compress())))),
+            self.best(|| {
+                let held = std::mem::take(&mut tensors);
+                let held = Assembler::with_buffers(&manifest, held).expect("this manifest's");
+                tensors = decode(&bytes, held);
+            }),
+        ];
+        let elements = (count * size) as f64;
+        OfSize {
+            nanoseconds: costs.map(|cost| cost.seconds * 1e9 / elements),
+            bits: 8.0 * bytes.len() as f64 / elements,
         }
     }
 
