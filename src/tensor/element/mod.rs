@@ -104,7 +104,7 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
         }
         Dtype::Bf16 => {
             for (x, b) in values.iter().zip(bytes.as_chunks_mut::<2>().0) {
-                *b = bf16::from_f32(*x).to_le_bytes();
+                *b = to_bf16(*x).to_le_bytes();
             }
         }
         Dtype::F16 => {
@@ -132,6 +132,15 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
         }
     }
     Ok(())
+}
+
+/// As [`bf16::from_f32`](half::bf16::from_f32), without branches, which loops of wide instructions lack.
+#[inline(always)]
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 1 << 6;
+    (if bits << 1 > 0xff00_0000 { quiet } else { rounded }) as u16
 }
 
 /// Rounds `values` to what a tensor of this type can hold.
@@ -280,6 +289,15 @@ mod tests {
         let mut bytes = [0; 8];
         encode_f32s(dtype, &[x], 0, &mut bytes).unwrap();
         bits_at(dtype, &bytes, 0).unwrap()
+    }
+
+    #[test]
+    fn bf16_is_rounded_as_by_the_crate() {
+        let lows = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+        for bits in (0..=0xffffu32).flat_map(|high| lows.map(|low| high << 16 | low)) {
+            let x = f32::from_bits(bits);
+            assert_eq!(to_bf16(x), bf16::from_f32(x).to_bits(), "{bits:x}");
+        }
     }
 
     #[test]
