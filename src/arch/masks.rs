@@ -47,6 +47,33 @@ pub(crate) fn unequal(form: Form, a: &[[u8; 2]], b: &[[u8; 2]], out: &mut [u64])
     last.iter_mut().for_each(|out| *out = unequal_word(a_rest, b_rest));
 }
 
+/// Writes 1 where `ones` has a bit, -1 where `minus_ones` has one, and 0 elsewhere. No bit is in both.
+pub(crate) fn ternary(form: Form, ones: u64, minus_ones: u64, out: &mut [i8; 64]) {
+    match form.0 {
+        // SAFETY: the form exists only if the processor has AVX-512 with bytes and words.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx512 => unsafe { x86::ternary_avx512(ones, minus_ones, out) },
+        // SAFETY: the form exists only if the processor has AVX2.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx2 => unsafe { x86::ternary_avx2(ones, minus_ones, out) },
+        _ => {
+            let bytes = ones.to_le_bytes().into_iter().zip(minus_ones.to_le_bytes());
+            for (out, (ones, minus_ones)) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes) {
+                // -1 is a byte of ones.
+                let eight = (spread(ones) | (255 * spread(minus_ones))).to_le_bytes();
+                out.iter_mut().zip(eight).for_each(|(out, byte)| *out = byte.cast_signed());
+            }
+        }
+    }
+}
+
+/// The bits of a byte, each in the lowest bit of a byte.
+fn spread(bits: u8) -> u64 {
+    // Bit i stays in byte i; then all bytes but zero carry into their highest bit.
+    let each = (u64::from(bits) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
+    (each + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101
+}
+
 fn unequal_word(a: &[[u8; 2]], b: &[[u8; 2]]) -> u64 {
     a.iter().zip(b).zip(0..).fold(0, |word, ((a, b), place)| word | u64::from(a != b) << place)
 }
@@ -180,6 +207,31 @@ mod x86 {
         }
     }
 
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn ternary_avx512(ones: u64, minus_ones: u64, out: &mut [i8; 64]) {
+        // A mask becomes bytes of -1.
+        let signs = _mm512_sub_epi8(_mm512_movm_epi8(minus_ones), _mm512_movm_epi8(ones));
+        // SAFETY: the reference covers the 64 bytes that are written.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), signs) };
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn ternary_avx2(ones: u64, minus_ones: u64, out: &mut [i8; 64]) {
+        let byte_of =
+            _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+        let bit_of = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+        let minus_where = |bits: u64, half: usize| {
+            let bits = _mm256_set1_epi32((bits >> (32 * half)) as i32);
+            let bits = _mm256_and_si256(_mm256_shuffle_epi8(bits, byte_of), bit_of);
+            _mm256_cmpeq_epi8(bits, bit_of)
+        };
+        for (half, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let signs = _mm256_sub_epi8(minus_where(minus_ones, half), minus_where(ones, half));
+            // SAFETY: the reference covers the 32 bytes that are written.
+            unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), signs) };
+        }
+    }
+
     #[target_feature(enable = "avx2")]
     pub(super) fn nonzero(rows: &[[u8; 64]], out: &mut [u64]) {
         for (row, out) in rows.iter().zip(out) {
@@ -243,6 +295,25 @@ mod tests {
                 for i in 0..64 * out.len() {
                     assert_eq!(out[i / 64] >> (i % 64) & 1 == 1, i < len && a[i] != b[i], "{form:?} {i}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn every_form_writes_signs_of_bits() {
+        for case in 0..40 {
+            let draw = |stream| [0, 1].map(|i| u64::from(crate::random::word(1, stream, 2 * case + i)));
+            let [negative, has] = [draw(0), draw(1)].map(|[low, high]| low | high << 32);
+            let (ones, minus_ones) = (negative & has, !negative & has);
+            let expected = std::array::from_fn(|i| match (ones >> i & 1, minus_ones >> i & 1) {
+                (1, _) => 1,
+                (_, 1) => -1,
+                _ => 0,
+            });
+            for form in forms() {
+                let mut out = [9; 64];
+                ternary(form, ones, minus_ones, &mut out);
+                assert_eq!(out, expected, "{form:?} {case}");
             }
         }
     }

@@ -232,7 +232,11 @@ fn read_signs(
     codes: &[u8],
     space: &ValueSpace<'_>,
 ) -> Result<Bits> {
-    let count = codes.iter().map(|&code| u64::from(code != 0)).sum();
+    let mut count = 0;
+    for_each_mask(codes, |mask| {
+        count += u64::from(mask.count_ones());
+        Ok(())
+    })?;
     scatter_signs(codes, &signs::read(cursor, decoder, count, space.elements, Some(codes))?)
 }
 

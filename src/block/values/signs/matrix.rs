@@ -5,8 +5,13 @@ use crate::arch::{self, Kernel};
 use crate::block::views::Grid;
 use crate::limits::in_memory;
 
-/// Times that the signs of rows are chosen anew from those of columns, and back.
+/// Most times that the signs of rows are chosen anew from those of columns, and back.
 const ROUNDS: usize = 6;
+/// Rounds after which most predictions that pay do so.
+const FIRST_ROUNDS: usize = 2;
+/// A part has one of so many rows, and at least this number.
+const PART: usize = 8;
+const FEWEST_ROWS: usize = 64;
 
 /// Signs of one tensor and their elements.
 pub(super) enum Signed {
@@ -44,12 +49,13 @@ impl Signed {
             }
             Self::Many(signs) => {
                 let signs = &mut signs[in_memory(first)..][..len];
-                let bytes = (negative & has).to_le_bytes().into_iter().zip((!negative & has).to_le_bytes());
-                for (signs, (minus, plus)) in signs.chunks_mut(8).zip(bytes) {
-                    // -1 is a byte of ones.
-                    let eight = (spread(minus) | (255 * spread(plus))).to_le_bytes();
-                    signs.iter_mut().zip(eight).for_each(|(sign, of_bit)| *sign = of_bit.cast_signed());
+                let (ones, minus_ones) = (negative & has, !negative & has);
+                if let Some(signs) = signs.as_mut_array() {
+                    return arch::masks::ternary(arch::widest(), ones, minus_ones, signs);
                 }
+                let mut all = [0; 64];
+                arch::masks::ternary(arch::widest(), ones, minus_ones, &mut all);
+                signs.copy_from_slice(&all[..len]);
             }
         }
     }
@@ -63,19 +69,14 @@ impl Signed {
     }
 }
 
-/// The bits of a byte, each in the lowest bit of a byte.
-fn spread(bits: u8) -> u64 {
-    // Bit i stays in byte i; then all bytes but zero carry into their highest bit.
-    let each = (u64::from(bits) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
-    (each + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101
-}
-
 /// Signs of one tensor in rows and columns.
 pub(super) struct Matrix<'a> {
     rows: usize,
     columns: usize,
     /// Elements of a cell: of a row and a column.
     cell: usize,
+    /// Number of signs.
+    count: u64,
     signs: Signs<'a>,
 }
 
@@ -128,12 +129,39 @@ impl<'a> Matrix<'a> {
             rows: in_memory(grid.rows),
             columns: in_memory(grid.columns),
             cell: in_memory(grid.cell),
+            count: match &signs {
+                Signs::Few(placed) => placed.len() as u64,
+                Signs::Many(_, counts) => counts.iter().map(|&count| u64::from(count)).sum(),
+            },
             signs,
         })
     }
 
+    /// Number of signs.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns an eighth of many rows, if it has its share of the signs.
+    pub(super) fn part(&self) -> Option<Self> {
+        let Signs::Many(signs, counts) = &self.signs else { return None };
+        let (len, row_len) = (self.rows / PART, self.columns * self.cell);
+        if len < FEWEST_ROWS {
+            return None;
+        }
+        let rows = (self.rows - len) / 2..(self.rows - len) / 2 + len;
+        let counts = counts[rows.clone()].to_vec();
+        let count = counts.iter().map(|&count| u64::from(count)).sum();
+        let signs = Signs::Many(&signs[rows.start * row_len..rows.end * row_len], counts);
+        let part = Self { rows: len, columns: self.columns, cell: self.cell, count, signs };
+        (count >= self.count / (2 * PART as u64)).then_some(part)
+    }
+
     /// Numbers of rows and of columns with a sign.
     pub(super) fn active(&self) -> (u64, u64) {
+        if self.count == self.rows as u64 * self.columns as u64 * self.cell as u64 {
+            return (self.rows as u64, self.columns as u64);
+        }
         let (mut rows, mut columns) = (vec![false; self.rows], vec![false; self.columns]);
         match &self.signs {
             Signs::Few(placed) => {
@@ -155,18 +183,39 @@ impl<'a> Matrix<'a> {
         (count(rows), count(columns))
     }
 
-    /// Chooses signs of rows and columns whose products agree with most signs, one after the other.
-    pub(super) fn both(&self) -> (Vec<bool>, Vec<bool>) {
-        let (mut of_rows, mut of_columns) = (Vec::new(), self.first_columns());
-        for _ in 0..ROUNDS {
-            of_rows = self.of_rows(&of_columns);
-            let before = std::mem::replace(&mut of_columns, self.of_columns(&of_rows));
+    /// Chooses signs of rows and columns whose products agree with most signs, one after the other. Goes on
+    /// after the first rounds if so many wrong predictions may `pay`.
+    pub(super) fn both(&self, pay: impl Fn(u64) -> bool) -> Prediction {
+        let mut chosen = Prediction { rows: Vec::new(), columns: self.first_columns(), wrong: self.count };
+        for round in 1..=ROUNDS {
+            chosen.rows = majorities(&self.sums_of_rows(&chosen.columns));
+            let sums = self.sums_of_columns(&chosen.rows);
+            chosen.wrong = self.wrong(&sums);
+            let before = std::mem::replace(&mut chosen.columns, majorities(&sums));
             // The same columns choose the same rows again.
-            if of_columns == before {
+            if chosen.columns == before || (round == FIRST_ROUNDS && !pay(chosen.wrong)) {
                 break;
             }
         }
-        (of_rows, of_columns)
+        chosen
+    }
+
+    /// Chooses the sign of each row.
+    pub(super) fn rows_alone(&self) -> Prediction {
+        let sums = self.sums_of_rows(&[]);
+        Prediction { rows: majorities(&sums), columns: Vec::new(), wrong: self.wrong(&sums) }
+    }
+
+    /// Chooses the sign of each column.
+    pub(super) fn columns_alone(&self) -> Prediction {
+        let sums = self.sums_of_columns(&[]);
+        Prediction { rows: Vec::new(), columns: majorities(&sums), wrong: self.wrong(&sums) }
+    }
+
+    /// Number of signs that differ from the majority in their row or column, whose sums these are.
+    fn wrong(&self, sums: &[i32]) -> u64 {
+        let more: u64 = sums.iter().map(|sum| u64::from(sum.unsigned_abs())).sum();
+        (self.count - more) / 2
     }
 
     /// Signs of the row that has the most; of a cell, the last.
@@ -192,12 +241,8 @@ impl<'a> Matrix<'a> {
         columns
     }
 
-    /// For each row, whether more signs than not are negative after correction by those of columns. An empty
-    /// list corrects nothing.
-    pub(super) fn of_rows(&self, columns: &[bool]) -> Vec<bool> {
-        self.sums_of_rows(columns).into_iter().map(|sum| sum > 0).collect()
-    }
-
+    /// For each row, how many more signs are negative than positive, after correction by those of columns. An
+    /// empty list corrects nothing.
     fn sums_of_rows(&self, columns: &[bool]) -> Vec<i32> {
         let mut sums = vec![0; self.rows];
         match &self.signs {
@@ -216,8 +261,8 @@ impl<'a> Matrix<'a> {
         sums
     }
 
-    /// For each column, as [`Self::of_rows`].
-    pub(super) fn of_columns(&self, rows: &[bool]) -> Vec<bool> {
+    /// For each column, as [`Self::sums_of_rows`].
+    fn sums_of_columns(&self, rows: &[bool]) -> Vec<i32> {
         let mut sums = vec![0; self.columns];
         match &self.signs {
             Signs::Few(placed) => {
@@ -233,27 +278,21 @@ impl<'a> Matrix<'a> {
                 sums.iter_mut().zip(cells).for_each(|(sum, cell)| *sum = cell);
             }
         }
-        sums.into_iter().map(|sum| sum > 0).collect()
+        sums
     }
+}
 
-    /// Number of signs that differ from the product of their row's and column's. Empty lists are positive.
-    pub(super) fn wrong(&self, rows: &[bool], columns: &[bool]) -> u64 {
-        match &self.signs {
-            Signs::Few(placed) => {
-                let predicted = |p: &Placed| bit(rows, p.row()) ^ bit(columns, p.column());
-                placed.iter().filter(|p| p.negative ^ predicted(p)).count() as u64
-            }
-            Signs::Many(_, counts) => {
-                let sums = self.sums_of_rows(columns);
-                let wrong = |(row, (&count, sum)): (usize, (&u32, i32))| {
-                    let (count, sum) = (i64::from(count), i64::from(sum));
-                    let negative = (count + sum) / 2;
-                    (if bit(rows, row) { count - negative } else { negative }) as u64
-                };
-                counts.iter().zip(sums).enumerate().map(wrong).sum()
-            }
-        }
-    }
+/// Signs of rows and columns, of which an empty list is all plus, and the number of signs that differ from
+/// the product of those of their row and column.
+pub(super) struct Prediction {
+    pub(super) rows: Vec<bool>,
+    pub(super) columns: Vec<bool>,
+    pub(super) wrong: u64,
+}
+
+/// Whether more signs are negative.
+fn majorities(sums: &[i32]) -> Vec<bool> {
+    sums.iter().map(|&sum| sum > 0).collect()
 }
 
 /// The last of the rows with the most signs.
@@ -386,17 +425,19 @@ mod tests {
     use proptest::prelude::*;
 
     /// Everything that predictions are chosen from.
-    type Found = ((u64, u64), (Vec<bool>, Vec<bool>), [u64; 3]);
+    type Found = ((u64, u64), [(Vec<bool>, Vec<bool>, u64); 3]);
 
-    fn found(matrix: &Matrix<'_>) -> Found {
-        let (rows, columns) = matrix.both();
-        let (alone_rows, alone_columns) = (matrix.of_rows(&[]), matrix.of_columns(&[]));
-        let wrong = [
-            matrix.wrong(&rows, &columns),
-            matrix.wrong(&alone_rows, &[]),
-            matrix.wrong(&[], &alone_columns),
-        ];
-        (matrix.active(), (rows, columns), wrong)
+    /// `own`: the signs of the matrix, as [`Signed::Few`] has them.
+    fn found(matrix: &Matrix<'_>, grid: &Grid, own: &[u64]) -> Found {
+        let predictions = [matrix.both(|_| true), matrix.rows_alone(), matrix.columns_alone()];
+        for Prediction { rows, columns, wrong } in &predictions {
+            let places = grid.places(own.iter().map(|sign| sign >> 1)).zip(own);
+            let differ = places.filter(|((row, column), sign)| {
+                bit(rows, *row as usize) ^ bit(columns, *column as usize) ^ (*sign & 1 == 1)
+            });
+            assert_eq!(*wrong, differ.count() as u64);
+        }
+        (matrix.active(), predictions.map(|Prediction { rows, columns, wrong }| (rows, columns, wrong)))
     }
 
     proptest! {
@@ -415,14 +456,14 @@ mod tests {
                 .map(|(element, sign)| element << 1 | u64::from(*sign == 2))
                 .collect();
             let [mut few, mut many] = [Signed::Few(Vec::new()), Signed::Many(vec![0; elements as usize])];
-            for sign in own {
+            for &sign in &own {
                 let (element, negative) = (sign >> 1, sign & 1);
                 [&mut few, &mut many].into_iter().for_each(|signed| signed.put(element, 1, 1, negative));
             }
             prop_assert_eq!(few.count(), many.count());
             for grid in Grid::candidates(&space, 0) {
-                let [few, many] = [&few, &many].map(|own| Matrix::new(&grid, own).unwrap());
-                prop_assert_eq!(found(&few), found(&many));
+                let [few, many] = [&few, &many].map(|signed| found(&Matrix::new(&grid, signed).unwrap(), &grid, &own));
+                prop_assert_eq!(few, many);
             }
         }
     }
@@ -460,8 +501,8 @@ mod tests {
             (0..).zip(signs).filter(|(_, sign)| *sign != 0).map(|(i, sign)| i << 1 | u64::from(sign > 0));
         for own in [Signed::Few(few.collect()), Signed::Many(signs.to_vec())] {
             let matrix = Matrix::new(&grid, &own).unwrap();
-            assert_eq!(matrix.of_rows(&[]), [true, false, false, false]);
-            assert_eq!(matrix.of_columns(&[]), [true, false, false, false]);
+            assert_eq!(matrix.rows_alone().rows, [true, false, false, false]);
+            assert_eq!(matrix.columns_alone().columns, [true, false, false, false]);
         }
         assert_eq!(longest(&[1, 3, 3, 2]), 2);
     }

@@ -15,7 +15,7 @@ use crate::codes::{
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
-use matrix::{Matrix, Signed};
+use matrix::{Matrix, Prediction, Signed};
 use places::{Lists, Values};
 
 /// Coding of signs as a plane of bits.
@@ -183,16 +183,12 @@ fn predict(elements: &Elements<'_>, tensor: usize, own: &Signed) -> Option<(Grid
     let candidates = if count < 16 { Vec::new() } else { Grid::candidates(elements.space, tensor) };
     for grid in candidates {
         let Some(matrix) = Matrix::new(&grid, own) else { continue };
-        let (active_rows, active_columns) = matrix.active();
-        let both = matrix.both();
-        let tried = [
-            (both.0, both.1, active_rows + active_columns),
-            (matrix.of_rows(&[]), Vec::new(), active_rows),
-            (Vec::new(), matrix.of_columns(&[]), active_columns),
-        ];
-        for (rows, columns, lists) in tried {
-            let wrong = matrix.wrong(&rows, &columns);
-            let cost = binary_entropy(wrong, count) + ((lists + FORM_BITS) << 16);
+        let is_hopeless =
+            |part: Matrix<'_>| predictions(&part).iter().all(|(_, cost)| *cost >= part.count() << 16);
+        if matrix.part().is_some_and(is_hopeless) {
+            continue;
+        }
+        for (Prediction { rows, columns, .. }, cost) in predictions(&matrix) {
             if cost < least {
                 let view = grid.view.with_flags(!rows.is_empty(), !columns.is_empty());
                 (least, best) = (cost, (Grid { view, ..grid }, Lists { rows, columns }));
@@ -200,6 +196,18 @@ fn predict(elements: &Elements<'_>, tensor: usize, own: &Signed) -> Option<(Grid
         }
     }
     Some(best)
+}
+
+/// Returns predictions, each with its cost in 1/65536 bit.
+fn predictions(matrix: &Matrix<'_>) -> [(Prediction, u64); 3] {
+    let (rows, columns) = matrix.active();
+    let cost = |wrong, lists| binary_entropy(wrong, matrix.count()) + ((lists + FORM_BITS) << 16);
+    let both = matrix.both(|wrong| cost(wrong, rows + columns) < matrix.count() << 16);
+    let all = [(both, rows + columns), (matrix.rows_alone(), rows), (matrix.columns_alone(), columns)];
+    all.map(|(prediction, lists)| {
+        let cost = cost(prediction.wrong, lists);
+        (prediction, cost)
+    })
 }
 
 /// Bits that a prediction has to save: an allowance for the tensor's view and its share of the width, the
