@@ -98,7 +98,7 @@ pub(crate) struct Encoded<'a> {
     pub(crate) taken: usize,
 }
 
-/// Decodes rows of `N` segments, 1, 2 or 4, while all of them have a full row of words. Returns the number of
+/// Decodes rows of `N` segments, up to 4, while all of them have a full row of words. Returns the number of
 /// rows of each; none in the plain form. The form for AVX2 decodes the rows of one segment, and none of
 /// several.
 pub(crate) fn decode_rows<const N: usize>(

@@ -3,7 +3,7 @@
 use std::mem;
 
 use super::ints::{BY_GROUP, Coder};
-use super::{Counts, Effort, rans, tokens};
+use super::{Counts, Effort, count_symbols, tokens};
 use crate::arch::threads::each;
 use crate::limits::in_memory;
 
@@ -26,10 +26,10 @@ pub(crate) struct Cut {
 
 /// Binary logarithm of the smallest segment that is considered.
 pub(super) const FINE_LOG: u8 = 14;
-const COARSE_LOG: u8 = 16;
+pub(super) const COARSE_LOG: u8 = 16;
 /// Binary logarithm of the longest segment. Readers decode several segments in turn, which is faster than one
-/// segment of all symbols. This is worth 1/512 of the size.
-const LONG_LOG: u8 = 20;
+/// segment of all symbols. This is worth 1/384 of the size.
+const LONG_LOG: u8 = 18;
 
 /// Counts of an array of symbols, from which its division is chosen.
 pub(super) struct Tally {
@@ -43,7 +43,7 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn new(symbols: &[u8], groups: &[u64]) -> Self {
-        let fine = each(symbols.chunks(1 << FINE_LOG), rans::count_few);
+        let fine = each(symbols.chunks(1 << FINE_LOG), count_symbols);
         let mut groups: Vec<usize> =
             groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
         if groups.len() < 2 {
@@ -51,7 +51,7 @@ impl Tally {
         }
         let mut rest = symbols;
         let parts = groups.iter().filter_map(|&len| rest.split_off(..len));
-        let of_groups = parts.map(rans::count_few).collect();
+        let of_groups = parts.map(count_symbols).collect();
         Self { len: symbols.len(), fine, groups, of_groups }
     }
 
@@ -59,7 +59,7 @@ impl Tally {
     /// symbols and those of the integers.
     pub(super) fn joined(symbols: &[u8], per: u8, len: usize) -> (Self, Self) {
         let per = usize::from(per);
-        let of_symbols = each(symbols.chunks((1 << FINE_LOG) / per), rans::count_few);
+        let of_symbols = each(symbols.chunks((1 << FINE_LOG) / per), count_symbols);
         let mut fine: Vec<[u32; 256]> = of_symbols.iter().map(|counts| fields(counts, per)).collect();
         // Missing integers of the last symbol are zeros.
         if let Some(last) = fine.last_mut() {
@@ -112,7 +112,14 @@ impl Cut {
                     coder.segment_cost(&sum(counts), (len - start).min(1 << log)) + bits(24)
                 });
                 let cost = costs.fold(0, Cost::saturating_add);
-                let most = if log == LONG_LOG { cut.cost.saturating_add(cut.cost / 512) } else { cut.cost };
+                let most = match log {
+                    LONG_LOG => cut.cost.saturating_add(cut.cost / 384),
+                    // They have few lanes, which take several times as long.
+                    FINE_LOG if len > 1 << LONG_LOG && coder.wide_from > 1 << FINE_LOG => {
+                        cut.cost - cut.cost / 256
+                    }
+                    _ => cut.cost,
+                };
                 if cost < most {
                     (cut.segment_log, cut.cost) = (log, cost);
                 }
@@ -174,15 +181,15 @@ mod tests {
         counts
     }
 
-    /// INT-1: an array that fits one segment is not divided. Segments of 2^20 symbols may cost 1/512 more
+    /// INT-1: an array that fits one segment is not divided. Segments of 2^18 symbols may cost 1/384 more
     /// than one segment, because readers decode several in turn; smaller ones must cost less.
     #[test]
     fn long_arrays_have_several_segments_if_these_cost_little() {
         let coder = Coder::new(Entropy::Auto, &[], None);
         let (noise, constant) = (each(0..128, 128), each(7..8, 1 << FINE_LOG));
         for (counts, len, segment_log) in [
-            (noise, 1 << 20, 0),
-            (noise, (1 << 20) + 1, LONG_LOG),
+            (noise, 1 << 18, 0),
+            (noise, (1 << 18) + 1, LONG_LOG),
             (noise, 1 << 21, LONG_LOG),
             (constant, (1 << 20) + 1, 0),
         ] {

@@ -3,7 +3,8 @@
 
 use crate::arch::{pages, threads};
 use crate::bits::{PlaneWriter, put_packed, put_varint};
-use crate::codes::cut::{Cost, Cut, FINE_LOG, Tally, bits, sum};
+use crate::codes::count::count;
+use crate::codes::cut::{COARSE_LOG, Cost, Cut, FINE_LOG, Tally, bits, sum};
 use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
@@ -66,6 +67,8 @@ pub(crate) struct Coder<'a> {
     pub(crate) dry: bool,
     /// Number of symbols from which on a segment has 32 lanes.
     pub(crate) wide_from: usize,
+    /// Whether the symbols have about as many bytes beside them, such as signs.
+    pub(crate) has_others: bool,
     pub(crate) scratch: Scratch,
 }
 
@@ -95,7 +98,8 @@ impl<'a> Coder<'a> {
     ) -> Self {
         let (profile, effort) = (Profile::Full, Effort::Default);
         let (wide_from, scratch) = (rans::WIDE_FROM, Scratch::default());
-        Self { entropy, tables, record, profile, effort, dry: false, wide_from, scratch }
+        let (dry, has_others) = (false, false);
+        Self { entropy, tables, record, profile, effort, dry, wide_from, has_others, scratch }
     }
 
     /// Whether to look for references of symbols.
@@ -155,14 +159,18 @@ impl<'a> Coder<'a> {
 
     /// Returns the binary logarithm of the number of lanes for a segment of `len` symbols of this cost.
     fn lanes_log(&self, len: usize, cost: Cost) -> u8 {
-        let wide_from = if cost >= WIDE_COST { 256 } else { self.wide_from };
+        let wide = cost >= WIDE_COST || (self.has_others && len == DIVIDED && cost >= WIDE_COST / 2);
+        let wide_from = if wide { 256 } else { self.wide_from };
         rans::lanes_log(len, wide_from)
     }
 }
 
 /// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.8 % of
-/// it.
+/// it. Twice the share is worth the speed of a divided array that has other bytes beside it.
 const WIDE_COST: Cost = bits(28 * 32 * 1000 / 8);
+
+/// Length of the segments of most divided arrays.
+const DIVIDED: usize = 1 << COARSE_LOG;
 
 /// Appends `entropy(N)`; `values` are the integers behind the symbols if these are tokens.
 fn write_entropy(
@@ -540,7 +548,7 @@ pub(crate) fn write_symbols(
 /// Whether a code saves more than 1/256 of these bytes.
 pub(crate) fn pays(coder: &Coder<'_>, symbols: &[u8]) -> bool {
     let whole = bits(8 * symbols.len() as u64);
-    coder.table_for(&rans::count(symbols)).1 < whole - whole / 256
+    coder.table_for(&count(symbols)).1 < whole - whole / 256
 }
 
 /// Whether bytes with these counts are almost as likely as each other, so that they have no references.
@@ -564,7 +572,7 @@ const PIECES: usize = 8;
 
 /// Returns the cost of all `symbols` if they are like those of a part of them.
 fn scaled(coder: &Coder<'_>, symbols: &[u8], part: &[u8]) -> Cost {
-    let cost = coder.table_for(&rans::count(part)).1;
+    let cost = coder.table_for(&count(part)).1;
     (u128::from(cost) * symbols.len() as u128 / part.len() as u128) as Cost
 }
 
@@ -599,7 +607,7 @@ fn best_reference(
         let part = &symbols[start..start + len];
         let residuals = pages::reused(residuals, len);
         let split = Referenced::split(part, row_len, columns, residuals);
-        let cost_of = |s: &[u8]| coder.table_for(&rans::count(s)).1;
+        let cost_of = |s: &[u8]| coder.table_for(&count(s)).1;
         let of_rows = (u128::from(cost_of(&split.rows)) * n as u128 / len as u128) as Cost;
         let of_columns = if columns { cost_of(&split.columns) } else { 0 };
         scaled(coder, symbols, residuals).saturating_add(of_rows).saturating_add(of_columns)
@@ -616,6 +624,14 @@ fn best_reference(
             .iter_mut()
             .for_each(|(cost, row_len, columns)| *cost = cost_of(GLANCE, *row_len, *columns));
         candidates.sort_by_key(|candidate| candidate.0);
+        let first = candidates[0];
+        // Where one is clearly the best, the others are left out, and if it clearly pays, so is the sample.
+        if candidates[1].0 - first.0 > first.0 / 32 {
+            if first.0 < limit - limit / 16 {
+                return Some((first.1, first.2));
+            }
+            candidates.truncate(1);
+        }
         candidates.truncate(2);
     }
     candidates.iter_mut().for_each(|(cost, row_len, columns)| *cost = cost_of(SAMPLE, *row_len, *columns));

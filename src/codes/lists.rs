@@ -1,6 +1,7 @@
 //! Short lists of symbols with a few tables for all of them, in one rANS lane (spec, supports/classed.md).
 
 use crate::bits::{Cursor, put_u32, put_varint};
+use crate::codes::count::count;
 use crate::codes::rans::{self, INITIAL};
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Coder, Decoder, Role, read_ints, write_ints};
@@ -27,7 +28,7 @@ struct Shared {
 
 /// Appends the number of tables, the tables, the number of each list's table, and the symbols.
 pub(crate) fn write_lists(out: &mut Vec<u8>, coder: &mut Coder<'_>, lists: &[&[u8]]) {
-    let counts: Vec<Counts> = lists.iter().map(|list| rans::count(list)).collect();
+    let counts: Vec<Counts> = lists.iter().map(|list| count(list)).collect();
     let tried: &[usize] = if lists.len() < MANY { &TRIED } else { &TRIED_FOR_MANY };
     let mut tried: Vec<usize> = tried.iter().map(|&tables| tables.min(lists.len())).collect();
     tried.dedup();
@@ -173,7 +174,7 @@ mod tests {
 
     #[test]
     fn lists_of_one_symbol_cost_their_tables_and_numbers() {
-        let counts: Vec<Counts> = (0..16).map(|i| rans::count(&[if i < 8 { 3 } else { 200 }; 9])).collect();
+        let counts: Vec<Counts> = (0..16).map(|i| count(&[if i < 8 { 3 } else { 200 }; 9])).collect();
         for (lists, tables, bits) in [(&counts[..], 2, 2 * 24 + 16), (&counts[..8], 1, 24)] {
             let (shared, cost) = share(lists, 2);
             assert_eq!((shared.tables.len(), cost), (tables, bits << 16));

@@ -1,6 +1,7 @@
 //! Integer codes: split-plane Rice, and tokens or symbols through an interleaved rANS coder (spec, section
 //! 7). Every support and every values kind uses them. This layer knows nothing about tensors.
 
+mod count;
 mod cut;
 mod ints;
 mod joined;
@@ -12,13 +13,13 @@ mod rice;
 mod table;
 mod tokens;
 
+pub(crate) use count::{count, count_symbols};
 pub use ints::CODINGS;
 pub(crate) use ints::{
     Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, pays, write_entropy_symbols, write_entropy_tokens,
     write_grouped_ints, write_ints, write_small_grouped_ints, write_small_ints, write_symbols,
 };
 pub(crate) use lists::{read_lists, write_lists};
-pub(crate) use rans::{count, count_few as count_symbols};
 pub(crate) use read::{
     Decoder, PIECE, SymbolReader, beyond_core, read_entropy_symbols, read_entropy_tokens, read_grouped_ints,
     read_ints, read_symbols, validate_entropy_tokens, validate_grouped_ints, validate_ints,

@@ -14,34 +14,6 @@ pub(super) type Word = [u8; 2];
 /// State in which an encoder begins and a decoder ends.
 pub(super) const INITIAL: u32 = 1 << 16;
 
-/// Counts the symbols.
-pub(crate) fn count(symbols: &[u8]) -> Counts {
-    let mut counts = [0u64; 256];
-    for part in symbols.chunks(1 << 30) {
-        counts.iter_mut().zip(count_few(part)).for_each(|(sum, n)| *sum += u64::from(n));
-    }
-    counts
-}
-
-/// Counts fewer than 2^32 symbols.
-pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
-    // Clearing and adding many tables takes longer than counting few symbols.
-    if symbols.len() < 1 << 13 { count_in::<4>(symbols) } else { count_in::<8>(symbols) }
-}
-
-/// Counts symbols in several tables, so that a run of one symbol does not wait for its last increment.
-fn count_in<const TABLES: usize>(symbols: &[u8]) -> [u32; 256] {
-    let mut tables = [[0u32; 256]; TABLES];
-    let (rows, rest) = symbols.as_chunks::<TABLES>();
-    for row in rows {
-        for (table, &symbol) in tables.iter_mut().zip(row) {
-            table[usize::from(symbol)] += 1;
-        }
-    }
-    rest.iter().for_each(|&symbol| tables[0][usize::from(symbol)] += 1);
-    std::array::from_fn(|symbol| tables.iter().map(|table| table[symbol]).sum())
-}
-
 /// Number of symbols from which on a segment usually has 32 lanes: few enough bytes more than with 4.
 pub(crate) const WIDE_FROM: usize = 1 << 17;
 
@@ -246,6 +218,8 @@ pub(crate) struct Segment<'a> {
 
 /// The largest number of lanes.
 const MAX_LANES: usize = arch::rans::LANES;
+/// The number of lanes of most segments of few symbols.
+const NARROW: usize = 4;
 
 impl<'a> Segment<'a> {
     /// Reads lanes, states and words; the symbols are decoded by [`Self::fill`].
@@ -270,19 +244,22 @@ impl<'a> Segment<'a> {
             // It changes no state.
             return out.fill(symbol as u8);
         }
+        let form = arch::widest();
         match self.lanes_log {
-            0 => self.fill_lanes::<1>(arch::widest(), out),
-            2 => self.fill_lanes::<4>(arch::widest(), out),
-            _ => self.fill_lanes::<MAX_LANES>(arch::widest(), out),
+            0 => self.fill_lanes::<1>(out, 0),
+            2 => {
+                let done = decode_rows(form, [self], &mut [out.as_chunks_mut().0], get_narrow_rows);
+                self.fill_lanes::<NARROW>(out, done);
+            }
+            _ => {
+                let done = decode_rows(form, [self], &mut [out.as_chunks_mut().0], arch::rans::decode_rows);
+                self.fill_lanes::<MAX_LANES>(out, done);
+            }
         }
     }
 
-    fn fill_lanes<const L: usize>(&mut self, form: Form, out: &mut [u8]) {
-        let mut done = 0;
-        if L == MAX_LANES {
-            let mut outs = [out.as_chunks_mut().0];
-            done = decode_rows(form, [self], &mut outs);
-        }
+    /// Decodes the symbols after some rows.
+    fn fill_lanes<const L: usize>(&mut self, out: &mut [u8], done: usize) {
         let Self { slots, words, taken, .. } = self;
         let Some(states) = self.states.first_chunk_mut::<L>() else { return };
         let (rows, rest) = out.as_chunks_mut::<L>();
@@ -303,46 +280,81 @@ impl<'a> Segment<'a> {
 }
 
 /// Decodes whole segments, several of them in turn.
-pub(crate) fn fill_all(mut segments: &mut [Segment<'_>], mut outs: &mut [&mut [u8]]) {
-    while !segments.is_empty() {
-        let count = match segments.len().min(outs.len()) {
-            4.. => 4,
-            2 | 3 => 2,
-            _ => 1,
-        };
-        let (these, later) = segments.split_at_mut(count);
-        let (places, later_outs) = outs.split_at_mut(count.min(outs.len()));
-        let done = match (&mut *these, &mut *places) {
-            ([a, b, c, d], [w, x, y, z]) => fill_rows([a, b, c, d], [w, x, y, z]),
-            ([a, b], [x, y]) => fill_rows([a, b], [x, y]),
-            _ => 0,
-        };
-        for (segment, out) in these.iter_mut().zip(places) {
-            segment.fill(&mut out[done..]);
+pub(crate) fn fill_all(segments: &mut [Segment<'_>], outs: &mut [&mut [u8]]) {
+    let outs = outs.iter_mut().map(|out| &mut **out);
+    let mut left: Vec<Left<'_, '_>> = segments.iter_mut().zip(outs).collect();
+    while !left.is_empty() {
+        let first = left.len().saturating_sub(TOGETHER);
+        let together = &mut left[first..];
+        fill_some(together);
+        // One of them has hardly any rows left, or they have different lanes.
+        let shortest = (0..together.len()).min_by_key(|&at| rows_left(&together[at])).unwrap_or(0);
+        let (segment, out) = left.remove(first + shortest);
+        segment.fill(out);
+    }
+}
+
+/// A segment and the symbols of it that are left.
+type Left<'l, 's> = (&'l mut Segment<'s>, &'l mut [u8]);
+
+/// The most segments that are decoded in turn.
+const TOGETHER: usize = 4;
+
+/// Number of rows whose words are sure to be there.
+fn rows_left((segment, out): &Left<'_, '_>) -> usize {
+    let words = segment.words.len().saturating_sub(segment.taken) / 2;
+    words.min(out.len()) >> segment.lanes_log
+}
+
+/// Decodes rows of some of these segments in turn, if they have as many lanes.
+fn fill_some(left: &mut [Left<'_, '_>]) {
+    let all = |lanes: usize| left.iter().all(|(s, _)| 1 << s.lanes_log == lanes && s.slots.few.count > 1);
+    if all(MAX_LANES) {
+        match left {
+            [a, b, c, d] => fill_rows::<MAX_LANES, 4>([a, b, c, d], arch::rans::decode_rows),
+            [a, b, c] => fill_rows::<MAX_LANES, 3>([a, b, c], arch::rans::decode_rows),
+            [a, b] => fill_rows::<MAX_LANES, 2>([a, b], arch::rans::decode_rows),
+            _ => {}
         }
-        (segments, outs) = (later, later_outs);
+    } else if all(NARROW)
+        && let [a, b, ..] = left
+    {
+        // More of them would not fit the registers.
+        fill_rows([a, b], get_narrow_rows);
     }
 }
 
-/// Decodes the first rows of several segments; returns the number of symbols of each.
-fn fill_rows<const N: usize>(segments: [&mut Segment<'_>; N], outs: [&mut [u8]; N]) -> usize {
-    if segments.iter().any(|segment| 1 << segment.lanes_log != MAX_LANES || segment.slots.few.count == 1) {
-        return 0;
+/// Decodes rows of `N` segments by `decode`, which returns their number.
+fn fill_rows<const L: usize, const N: usize>(
+    mut left: [&mut Left<'_, '_>; N],
+    decode: impl FnOnce(Form, &mut [Encoded<'_>; N], &mut [&mut [[u8; L]]; N]) -> usize,
+) {
+    let mut outs = std::array::from_fn(|_| Default::default());
+    let mut places = outs.iter_mut();
+    let segments = left.each_mut().map(|(segment, out)| {
+        if let Some(place) = places.next() {
+            *place = out.as_chunks_mut().0;
+        }
+        &mut **segment
+    });
+    let done = L * decode_rows(arch::widest(), segments, &mut outs, decode);
+    for (_, out) in left {
+        *out = &mut std::mem::take(out)[done..];
     }
-    MAX_LANES * decode_rows(arch::widest(), segments, &mut outs.map(|out| out.as_chunks_mut().0))
 }
 
-/// Decodes rows of `N` segments as [`arch::rans::decode_rows`] does.
-fn decode_rows<const N: usize>(
+/// Decodes rows of `N` segments by `decode`, and returns their number.
+fn decode_rows<const L: usize, const N: usize>(
     form: Form,
     mut segments: [&mut Segment<'_>; N],
-    outs: &mut [&mut [[u8; MAX_LANES]]; N],
+    outs: &mut [&mut [[u8; L]]; N],
+    decode: impl FnOnce(Form, &mut [Encoded<'_>; N], &mut [&mut [[u8; L]]; N]) -> usize,
 ) -> usize {
     let mut encoded = segments.each_mut().map(|segment| {
         let words = segment.words.get(segment.taken..).unwrap_or_default();
         Encoded { slots: &segment.slots, states: &mut segment.states, words, taken: 0 }
     });
-    let done = arch::rans::decode_rows(form, &mut encoded, outs);
+    let done = decode(form, &mut encoded, outs);
     let taken = encoded.map(|encoded| encoded.taken);
     segments.iter_mut().zip(taken).for_each(|(segment, taken)| segment.taken += taken);
     done
@@ -381,6 +393,47 @@ pub(super) fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usiz
     slot as u8
 }
 
+/// Decodes rows of `N` segments in turn, while all of them have words for all lanes: a lane waits for the
+/// symbol before, and for the words of the lanes before it. Returns the number of rows.
+fn get_narrow_rows<const N: usize>(
+    _: Form,
+    segments: &mut [Encoded<'_>; N],
+    outs: &mut [&mut [[u8; NARROW]]; N],
+) -> usize {
+    let rows = outs.iter().map(|out| out.len()).min().unwrap_or(0);
+    let mut states: [[u32; NARROW]; N] =
+        std::array::from_fn(|n| std::array::from_fn(|lane| segments[n].states[lane]));
+    let words: [&[u8]; N] = std::array::from_fn(|n| segments[n].words);
+    let slots: [&[u32; 1 << FREQ_BITS]; N] = std::array::from_fn(|n| &*segments[n].slots.all);
+    let (mut taken, mut done) = ([0; N], 0);
+    'rows: while done < rows {
+        let mut next: [u64; N] = [0; N];
+        for n in 0..N {
+            // The words of a row at once: no lane waits for its own.
+            let Some(row) = words[n].get(taken[n]..).and_then(<[u8]>::first_chunk) else { break 'rows };
+            next[n] = u64::from_le_bytes(*row);
+        }
+        for n in 0..N {
+            let out = &mut outs[n][done];
+            for (state, symbol) in states[n].iter_mut().zip(out) {
+                let slot = slots[n][in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
+                let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
+                let needs = x < INITIAL;
+                *state = if needs { x << 16 | (next[n] as u16 as u32) } else { x };
+                next[n] >>= if needs { 16 } else { 0 };
+                taken[n] += if needs { 2 } else { 0 };
+                *symbol = slot as u8;
+            }
+        }
+        done += 1;
+    }
+    for (segment, (states, taken)) in segments.iter_mut().zip(states.iter().zip(taken)) {
+        segment.states[..NARROW].copy_from_slice(states);
+        segment.taken = taken;
+    }
+    done
+}
+
 fn get_rows<const L: usize>(
     rows: &mut [[u8; L]],
     slots: &Slots,
@@ -401,6 +454,7 @@ fn get_rows<const L: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codes::count;
     use proptest::prelude::*;
 
     /// Returns a table of symbols with frequencies in about these proportions, at least 1 each.
@@ -455,7 +509,8 @@ mod tests {
                 let slots = super::slots(table);
                 let mut segment = Segment { slots, lanes_log: 5, states, words: &bytes, taken: 0, offset: 0 };
                 let mut back = vec![[0; 32]; rows.len()];
-                let done = decode_rows(form, [&mut segment], &mut [&mut back]);
+                let outs = &mut [back.as_mut_slice()];
+                let done = decode_rows(form, [&mut segment], outs, arch::rans::decode_rows);
                 let Segment { slots, mut states, mut taken, .. } = segment;
                 get_rows(&mut back[done..], &slots, &mut states, &bytes, &mut taken);
                 assert_eq!((taken, states), (bytes.len(), start), "case {case}, {form:?}");
@@ -500,7 +555,7 @@ mod tests {
             let all: Vec<Vec<u8>> = (0..6).map(symbols).collect();
             for count in 1..=6 {
                 let written = all[..count].iter().map(|symbols| {
-                    let (counts, mut bytes) = (super::count(symbols), Vec::new());
+                    let (counts, mut bytes) = (crate::codes::count(symbols), Vec::new());
                     let table = Table::from_counts(&counts).unwrap();
                     let lanes_log = if symbols.len() < 256 { 0 } else { 5 };
                     write(&mut bytes, symbols, &counts, &table, lanes_log, &mut Vec::new());

@@ -268,7 +268,7 @@ mod tests {
     fn a_sum_of_rows_and_columns_leaves_one_symbol() {
         let symbols: Vec<u8> = (0..64u8).flat_map(|r| (0..32u8).map(move |c| 40 + r % 9 + c % 5)).collect();
         let split = split(&symbols, 32, true);
-        let distinct = crate::codes::rans::count(&split.1).iter().filter(|&&c| c > 0).count();
+        let distinct = crate::codes::count(&split.1).iter().filter(|&&c| c > 0).count();
         assert!(distinct <= 3, "{distinct}");
         assert_eq!(joined(split, 100), symbols);
     }

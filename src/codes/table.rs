@@ -27,21 +27,27 @@ pub(crate) struct Table {
 impl Table {
     /// Returns the canonical table for `counts`; `None` if all counts are zero.
     pub(crate) fn from_counts(counts: &Counts) -> Option<Self> {
-        let total: u64 = counts.iter().sum();
         let first = counts.iter().position(|&c| c > 0)?;
         let last = counts.iter().rposition(|&c| c > 0)?;
+        // Most tables have a few neighbouring symbols.
+        let range = first..last + 1;
+        let counts = &counts[range.clone()];
+        let total: u64 = counts.iter().sum();
         // The first of the most frequent symbols.
         let most = counts.iter().fold(0, |most, &c| c.max(most));
         let rest = counts.iter().position(|&c| c == most)?;
         let distinct: u64 = counts.iter().map(|&c| u64::from(c > 0)).sum();
         let (mut exact, mut freq) = ([0; 256], [0; 256]);
-        arch::run(Shares { counts, scale: u64::from(TOTAL) - distinct, total, exact: &mut exact });
+        let exact = &mut exact[..range.len()];
+        arch::run(Shares { counts, scale: u64::from(TOTAL) - distinct, total, exact });
         exact[rest] = 0;
-        let mut sum = arch::run(Rounded { exact: &exact, half: HALF, freq: &mut freq });
+        let freqs = &mut freq[range];
+        let mut sum = arch::run(Rounded { exact, half: HALF, freq: freqs });
         if sum >= TOTAL {
-            sum = arch::run(Rounded { exact: &exact, half: 0, freq: &mut freq });
+            sum = arch::run(Rounded { exact, half: 0, freq: freqs });
         }
-        freq[rest] = TOTAL.saturating_sub(sum) as u16;
+        freqs[rest] = TOTAL.saturating_sub(sum) as u16;
+        let rest = first + rest;
         Some(Self { freq, first: first as u8, last: last as u8, rest: rest as u8 })
     }
 
@@ -163,10 +169,10 @@ impl Table {
 
 /// Computes `max(1, count * scale / total)` of each symbol that occurs, and 0 of the others.
 struct Shares<'a> {
-    counts: &'a Counts,
+    counts: &'a [u64],
     scale: u64,
     total: u64,
-    exact: &'a mut [u32; 256],
+    exact: &'a mut [u32],
 }
 
 impl Kernel for Shares<'_> {
@@ -198,9 +204,9 @@ const HALF: u32 = 1 << (22 - MANTISSA_BITS);
 /// Rounds each frequency to one that a table can represent, after adding `half` to its mantissa, and returns
 /// the sum. A float of 32 bits holds a frequency exactly, with the mantissa in its highest bits.
 struct Rounded<'a> {
-    exact: &'a [u32; 256],
+    exact: &'a [u32],
     half: u32,
-    freq: &'a mut [u16; 256],
+    freq: &'a mut [u16],
 }
 
 impl Kernel for Rounded<'_> {

@@ -2,7 +2,7 @@
 
 use crate::arch::threads::{SHARE, each};
 use crate::arch::{self, Kernel, pages};
-use crate::codes::rans::count_few;
+use crate::codes::count::count_symbols;
 use crate::codes::table::Counts;
 use crate::limits::in_memory;
 
@@ -86,7 +86,7 @@ pub(crate) fn count_tokens(values: &[u64]) -> Counts {
         for values in values.chunks(PIECE) {
             let tokens = &mut tokens[..values.len()];
             arch::run(Tokens { values, out: tokens });
-            counts.iter_mut().zip(count_few(tokens)).for_each(|(sum, n)| *sum += u64::from(n));
+            counts.iter_mut().zip(count_symbols(tokens)).for_each(|(sum, n)| *sum += u64::from(n));
         }
         counts
     };

@@ -1,11 +1,12 @@
 use super::*;
 use crate::bits::{put_packed, put_varint};
+use crate::codes::count;
 use crate::error::FormatError;
 use crate::limits::Limits;
 
 /// Writes a segment with a table of its own. Symbols below 4 are tokens without raw bits, too.
 fn segment(symbols: &[u8], lanes_log: u8) -> Vec<u8> {
-    let counts = rans::count(symbols);
+    let counts = count(symbols);
     let table = Table::from_counts(&counts).unwrap();
     let mut out = vec![0];
     table.write(&mut out);
