@@ -43,14 +43,26 @@ WARM, STEPS = 3, 4
 LINK = "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate {rate}mbit burst 64kb latency 100ms"
 
 
+class Layers(torch.nn.Module):
+    """The sum of layers side by side: behind many others, gradients would vanish."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([layer(x) for layer in self.layers]).sum(0)
+
+
 class Run:
     """A model that trains with one hook, and what its turns took."""
 
     def __init__(self, name: str, width: int, layers: int) -> None:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+        model = Layers(width, layers)
         self.name, self.width, self.seconds, self.steps = name, width, [], 0
-        self.ddp = DistributedDataParallel(model)
+        # The callbacks of PyTorch's PowerSGD wait for each other with several buckets on gloo.
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=1024 if name.startswith("torch P") else None)
         self.state = gcodec.torch.State(model, CODECS[name]) if name in CODECS else None
         if self.state is not None:
             self.ddp.register_comm_hook(self.state, gcodec.torch.hook)
