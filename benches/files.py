@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ def main() -> None:
         sys.exit(__doc__)
     gcodec, file, *bases = sys.argv[1:]
     whole, delta, copy = (f"{file}.{name}" for name in ("whole.gcu", "delta.gcu", "copy.safetensors"))
+    new, store = f"{file}.new.safetensors", f"{file}.store"
     rows = [
         ("`cp`", ["cp", file, copy]),
         ("`encode --codec lossless`", [gcodec, "encode", "-q", file, "-o", whole, "--codec", "lossless"]),
@@ -55,14 +57,29 @@ def main() -> None:
         rows += [
             ("`encode --codec delta`", encode),
             ("`decode` of the delta", [gcodec, "decode", delta, "-o", copy, "--base", base]),
+            ("`publish` of the base", [gcodec, "publish", "-q", store, base]),
+            ("`pull` of it", [gcodec, "pull", "-q", store, "-o", copy]),
+            ("`publish` of the file", [gcodec, "publish", "-q", store, file]),
+            ("`publish --base` of the file", [gcodec, "publish", "-q", store, file, "--base", copy]),
+            ("`pull` of the file", [gcodec, "pull", "-q", store, "-o", new]),
+            ("`pull --base` of the file", [gcodec, "pull", "-q", store, "-o", new, "--base", copy]),
+            ("`fold` of the delta", [gcodec, "fold", "-q", store, "1", "2"]),
         ]
+    # What a command of a store has written, so that its second run writes it again.
+    second = f"*/{2:020}*"
+    written = {"`publish` of the base": "*/*", "`publish` of the file": second, "`publish --base` of the file": second}
+    written["`fold` of the delta"] = "*/*-f[0-9]*-*"
     print("| command | wall | user | system | memory |\n|---|---:|---:|---:|---:|")
     try:
         for name, command in rows:
-            measure(command)
-            print(f"| {name} | {measure(command)} |", flush=True)
+            for _ in range(2):
+                for path in Path(store).glob(written.get(name, "none")):
+                    path.unlink()
+                cells = measure(command)
+            print(f"| {name} | {cells} |", flush=True)
     finally:
-        for path in (whole, delta, copy):
+        shutil.rmtree(store, ignore_errors=True)
+        for path in (whole, delta, copy, new):
             if os.path.exists(path):
                 os.remove(path)
 

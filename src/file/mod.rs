@@ -3,6 +3,7 @@
 
 mod append;
 mod fill;
+mod large;
 mod open;
 mod parts;
 mod pieces;

@@ -3,15 +3,13 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
 
-use rayon::prelude::*;
-
 use super::File;
-use crate::arch::{pages, threads};
-use crate::digest::SumDigest;
+use super::large::Large;
+use crate::digest::{SumDigest, TensorDigests};
 use crate::error::Result;
-use crate::frame::{Delta, Manifest, TensorInfo, UpdatePart, run_digest, tensor_digest};
+use crate::frame::{Delta, Manifest, TensorInfo, run_digest, tensor_digest};
 use crate::limits::in_memory;
-use crate::stream::{Assembler, span};
+use crate::stream::Assembler;
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Bytes of tensors that are decoded at a time, for each thread. The unit tests decode few, to cut more.
@@ -26,15 +24,18 @@ pub struct Piece {
     pub start: u64,
     /// The bytes of the elements.
     pub data: Vec<u8>,
+    /// Sum of the whole tensor ([`TensorInfo::sum_digest`]), with its last piece, if it was computed to
+    /// verify a delta or the caller gave that of the base ([`Pieces::with_sums`]).
+    pub sum: Option<SumDigest>,
 }
 
 /// The tensors of an update in the order of its manifest, as [`File::pieces`] makes them. After an error it
 /// ends.
 ///
 /// # Memory
-/// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor
-/// that consists of dense blocks is decoded a few blocks at a time. Tensors that share a digest of a delta
-/// are decoded together.
+/// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor is
+/// decoded a few blocks at a time if it consists of dense blocks, or if the update is a delta against the
+/// base, with a sum digest of this tensor. Tensors that share a digest of a delta are decoded together.
 pub struct Pieces<'f, 'a> {
     file: &'f File<'a>,
     /// Updates to apply in turn. All but the first are deltas.
@@ -46,7 +47,9 @@ pub struct Pieces<'f, 'a> {
     /// First tensor that is not decoded.
     next: usize,
     ready: VecDeque<Piece>,
-    large: Option<Large<'a>>,
+    large: Option<Large<'f, 'a>>,
+    /// Sums of bases that are known.
+    sums: HashMap<String, SumDigest>,
     /// Memory of earlier pieces.
     spare: Vec<Vec<u8>>,
 }
@@ -73,14 +76,18 @@ impl<'a> File<'a> {
         let wanted: Vec<bool> = manifest.tensors().iter().map(|info| wanted(&info.name)).collect();
         let updates = self.chain(update, base)..=update;
         let joined = self.joined(updates.clone(), manifest);
-        let (next, ready, large, spare) = Default::default();
-        Ok(Pieces { file: self, updates, base, wanted, joined, next, ready, large, spare })
+        let (next, ready, large, sums, spare) = Default::default();
+        Ok(Pieces { file: self, updates, base, wanted, joined, next, ready, large, sums, spare })
     }
 
     /// Returns the first of the updates to apply: the one that was made against `base`, or that is no delta.
     /// If there is none, returns `update`, which then reports what is wrong with the base.
     fn chain(&self, update: usize, base: &BTreeMap<String, TensorView<'_>>) -> usize {
-        (0..=update).rev().find(|&first| self.fits(first, base)).unwrap_or(update)
+        // Digests of the base are computed only where there is a choice.
+        match update {
+            0 => 0,
+            _ => (0..=update).rev().find(|&first| self.fits(first, base)).unwrap_or(update),
+        }
     }
 
     /// Whether an update was made against this base; true for an update that is no delta.
@@ -128,7 +135,15 @@ impl<'a> File<'a> {
     }
 }
 
-impl<'a> Pieces<'_, 'a> {
+impl<'f, 'a> Pieces<'f, 'a> {
+    /// Sets the sums ([`TensorInfo::sum_digest`]) of tensors of the base that the caller knows: they are not
+    /// computed again.
+    #[must_use]
+    pub fn with_sums(mut self, sums: HashMap<String, SumDigest>) -> Self {
+        self.sums = sums;
+        self
+    }
+
     /// Lends the memory of a piece to later ones: new memory can take longer than decoding.
     pub fn reuse(&mut self, memory: Vec<u8>) {
         self.spare.push(memory);
@@ -177,22 +192,28 @@ impl<'a> Pieces<'_, 'a> {
     }
 
     /// Returns the tensor of a batch if it is large and can be decoded block by block.
-    fn large(&self, batch: &Range<usize>) -> Result<Option<Large<'a>>> {
+    fn large(&self, batch: &Range<usize>) -> Result<Option<Large<'f, 'a>>> {
         let (first, last) = (*self.updates.start(), *self.updates.end());
         let entry = &self.file.updates()[last];
         let mut wanted = batch.clone().filter(|&i| self.wanted[i]);
         let (Some(tensor), None) = (wanted.next(), wanted.next()) else { return Ok(None) };
-        let is_large = entry.manifest.tensors()[tensor].bytes() > batch_bytes();
-        match is_large && first == last && !entry.header.is_delta() {
-            true => Large::of(self.file, last, tensor),
-            false => Ok(None),
+        let info = &entry.manifest.tensors()[tensor];
+        if info.bytes() <= batch_bytes() || first != last {
+            return Ok(None);
+        }
+        match (entry.header.is_delta(), self.base.get(&info.name)) {
+            (false, _) => Large::of(self.file, last, tensor),
+            (true, Some(base)) if (base.dtype(), base.shape()) == (info.dtype, &*info.shape) => {
+                Large::of_delta(self.file, last, tensor, *base, self.sums.get(&info.name).copied())
+            }
+            _ => Ok(None),
         }
     }
 
     /// Decodes the wanted tensors of a batch.
     fn decode(&mut self, batch: Range<usize>) -> Result<VecDeque<Piece>> {
         let (last, updates) = (*self.updates.end(), self.file.updates());
-        let mut earlier: Option<HashMap<String, TensorBuf>> = None;
+        let mut earlier: Option<HashMap<String, (TensorBuf, TensorDigests)>> = None;
         for update in self.updates.clone() {
             let manifest = &updates[update].manifest;
             let is_same = manifest.id() == updates[last].manifest.id();
@@ -206,23 +227,30 @@ impl<'a> Pieces<'_, 'a> {
                 Assembler::with_memory(manifest, self.file.limits(), &wanted, &mut self.spare)?;
             let of_batch = if is_same { batch.clone() } else { 0..manifest.tensors().len() };
             for info in manifest.tensors()[of_batch].iter().filter(|_| updates[update].header.is_delta()) {
+                let known = || TensorDigests { sum: self.sums.get(&info.name).copied(), hash: None };
                 let base = match &earlier {
-                    Some(earlier) => earlier.get(&info.name).map(TensorBuf::view),
-                    None => self.base.get(&info.name).copied(),
+                    Some(earlier) => earlier.get(&info.name).map(|(base, digests)| (base.view(), *digests)),
+                    None => self.base.get(&info.name).map(|base| (*base, known())),
                 };
-                base.map_or(Ok(()), |base| assembler.base(&info.name, base))?;
+                if let Some((base, digests)) = base {
+                    assembler.base_with_digests(&info.name, base, digests)?;
+                }
             }
             self.file.apply(update, &mut assembler)?;
-            let decoded = assembler.finish()?;
+            let decoded = assembler.finish_with_digests()?;
             let used = earlier.take().into_iter().flatten();
-            self.spare.extend(used.map(|(_, tensor)| tensor.into_data()));
+            self.spare.extend(used.map(|(_, (tensor, _))| tensor.into_data()));
             if update == last {
-                let piece =
-                    |(tensor, data): (u64, TensorBuf)| Piece { tensor, start: 0, data: data.into_data() };
+                let piece = |(tensor, data, digests): (u64, TensorBuf, TensorDigests)| Piece {
+                    tensor,
+                    start: 0,
+                    data: data.into_data(),
+                    sum: digests.sum,
+                };
                 return Ok(decoded.into_iter().map(piece).collect());
             }
-            let named = |(number, tensor): (u64, TensorBuf)| {
-                (manifest.tensors()[in_memory(number)].name.clone(), tensor)
+            let named = |(number, tensor, digests): (u64, TensorBuf, TensorDigests)| {
+                (manifest.tensors()[in_memory(number)].name.clone(), (tensor, digests))
             };
             earlier = Some(decoded.into_iter().map(named).collect());
         }
@@ -243,64 +271,8 @@ impl Iterator for Pieces<'_, '_> {
 }
 
 /// Bytes of tensors that are decoded at a time.
-fn batch_bytes() -> u64 {
+pub(super) fn batch_bytes() -> u64 {
     BATCH.saturating_mul(rayon::current_num_threads() as u64)
-}
-
-/// A tensor that dense blocks cover, one after another.
-struct Large<'a> {
-    tensor: u64,
-    parts: Vec<UpdatePart<'a>>,
-    /// Part, number in the part, and bytes in the tensor of each block that is not decoded.
-    blocks: VecDeque<(usize, usize, Range<u64>)>,
-}
-
-impl<'a> Large<'a> {
-    /// Returns a tensor of an update that is no delta; `None` if it does not consist of such blocks.
-    fn of(file: &File<'a>, update: usize, tensor: usize) -> Result<Option<Self>> {
-        let entry = file.entry(update)?;
-        let info = &entry.manifest.tensors()[tensor];
-        let mut wanted = vec![false; entry.manifest.tensors().len()];
-        wanted[tensor] = true;
-        let parts = file.wanted_parts(entry, wanted).collect::<Result<Vec<_>>>()?;
-        let (mut blocks, mut covered) = (VecDeque::new(), 0);
-        for (part, read) in parts.iter().enumerate() {
-            for (block, raw) in read.blocks.iter().enumerate() {
-                let (_, start, len) = span(raw);
-                if !raw.is_dense() || info.dtype.bits() < 8 || start != covered {
-                    return Ok(None);
-                }
-                covered = start + len;
-                let bytes = |elements| info.dtype.bytes_for(elements).unwrap_or(u64::MAX);
-                blocks.push_back((part, block, bytes(start)..bytes(covered)));
-            }
-        }
-        let is_whole = covered == info.elements();
-        Ok(is_whole.then_some(Self { tensor: tensor as u64, parts, blocks }))
-    }
-
-    /// Decodes the next blocks.
-    fn next(&mut self, spare: &mut Vec<Vec<u8>>) -> Result<Option<Piece>> {
-        let Some((.., Range { start, .. })) = self.blocks.front().cloned() else { return Ok(None) };
-        let (mut end, mut blocks) = (start, Vec::new());
-        while let Some(next) =
-            self.blocks.pop_front_if(|(.., bytes)| end == start || bytes.end - start <= batch_bytes())
-        {
-            end = next.2.end;
-            blocks.push(next);
-        }
-        let mut data = pages::of_len(spare.pop().unwrap_or_default(), in_memory(end - start));
-        let mut rest = data.as_mut_slice();
-        let places: Vec<_> = blocks
-            .iter()
-            .map(|(.., bytes)| rest.split_off_mut(..in_memory(bytes.end - bytes.start)).unwrap_or_default())
-            .collect();
-        let parts = &self.parts;
-        threads::in_order(blocks.par_iter().zip(places).map(|((part, block, _), place)| {
-            parts[*part].decode_into(*block, &parts[*part].budget(), place)
-        }))?;
-        Ok(Some(Piece { tensor: self.tensor, start, data }))
-    }
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ pub(crate) fn span(raw: &RawBlock<'_>) -> (usize, u64, u64) {
 }
 
 /// Copies the bytes of a tensor, on several threads if there are many.
-pub(super) fn copy(from: &[u8], to: &mut [u8]) {
+pub(crate) fn copy(from: &[u8], to: &mut [u8]) {
     /// Bytes that a thread copies at once.
     const SHARE: usize = 1 << 20;
     to.par_chunks_mut(SHARE).zip(from.par_chunks(SHARE)).for_each(|(to, from)| to.copy_from_slice(from));

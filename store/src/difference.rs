@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use gcodec::TensorBuf;
 use gcodec::frame::TensorInfo;
 use gcodec::internal::{WRAPPERS, without_prefix};
 
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::plan::plan;
+use crate::tensor::Tensor;
 use crate::weights::{Model, Replica};
 
 /// Names that a message has, at most.
@@ -17,7 +17,7 @@ const NAMES: usize = 4;
 const PREFIXES: [&str; 3] = ["module.", "_orig_mod.", "model."];
 
 /// Checks that tensors have the names, types and shapes of a version's table.
-pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) -> Result<()> {
+pub(crate) fn check(model: &Model, version: u64, given: &[(String, Tensor)]) -> Result<()> {
     let mut seen = HashSet::new();
     if let Some((name, _)) = given.iter().find(|(name, _)| !seen.insert(name.as_str())) {
         return Err(Error::input(format!("two tensors have the name {name:?}")));
@@ -34,7 +34,7 @@ pub(crate) fn check(model: &Model, version: u64, given: &[(String, TensorBuf)]) 
     }
     let others = given.iter().filter_map(|(name, tensor)| {
         let wanted = &model.infos[model.find(name)?];
-        let found = TensorInfo::new(name.as_str(), tensor.dtype(), tensor.shape());
+        let found = TensorInfo::new(name.as_str(), tensor.view().dtype(), tensor.view().shape());
         let form = |info: &TensorInfo| format!("{} {:?}", info.dtype, info.shape);
         (found != *wanted).then(|| format!("{name:?} is {}, in the version {}", form(&found), form(wanted)))
     });
@@ -103,13 +103,9 @@ impl Store {
     /// Returns the names of the tensors that have other elements than in the replica's version.
     fn differing(&self, held: &Replica) -> Result<Vec<String>> {
         let plan = plan(&self.remote, None, held.version, &HashSet::new())?;
-        let groups: Vec<Option<u64>> = match plan.has_one_table() {
-            true => (0..held.model.groups.len() as u64).map(Some).collect(),
-            false => vec![None],
-        };
         let mut digests = HashMap::new();
-        for group in groups {
-            let mut built = self.walk(&plan, None, group)?;
+        for groups in self.runs(&[&plan], 0)? {
+            let mut built = self.walk(&plan, self.start(&plan, None)?, &groups)?;
             built.digest();
             let known = built.digests.iter().enumerate();
             digests.extend(known.filter_map(|(n, digest)| Some((n, (*digest)?))));

@@ -34,7 +34,7 @@ impl Store {
     ///
     /// # Memory
     /// One group of tensors at both versions; all tensors if some were added or dropped since the anchor
-    /// before `from`.
+    /// before `from`. They are in temporary files if the store has [`scratch`](crate::Options::scratch).
     ///
     /// # Errors
     /// [`Error::Input`] unless `from` is before `to`; the errors of [`Store::stage`].
@@ -52,30 +52,28 @@ impl Store {
         let to_first = plan(&self.remote, None, from, &HashSet::new())?;
         let to_last = plan(&self.remote, Some(from), to, &HashSet::new())?;
         let model = self.model(&to_last.record.model)?;
-        // Groups are the same on the whole way, or else all are built together.
-        let one_table = to_first.has_one_table() && to_last.has_one_table();
-        let parts: Vec<Option<u64>> = match one_table && to_first.record.model == to_last.record.model {
-            true => (0..model.groups.len() as u64).map(Some).collect(),
-            false => vec![None],
-        };
+        self.remote.expect(to_first.bytes().saturating_add(to_last.bytes()));
+        let runs = self.runs(&[&to_first, &to_last], 0)?;
+        let is_whole = runs.len() == 1;
         let (mut all_old, mut all_new) = (Vec::new(), Vec::new());
         let (mut objects, mut touched, mut bytes) = (Vec::new(), 0, 0);
         let codec = to_last.record.codec();
         let sender = Sender { store: self, model: &model, version: to, codec, fresh };
-        for part in parts {
-            let mut old = self.walk(&to_first, None, part)?;
+        for run in runs {
+            let mut old = self.walk(&to_first, self.start(&to_first, None)?, &run)?;
             old.digest();
-            let mut new = self.walk(&to_last, Some(old.clone()), part)?;
+            let mut new = self.walk(&to_last, self.start(&to_last, Some(old.clone()))?, &run)?;
             new.digest();
-            let groups = part.map_or(0..model.groups.len(), |n| n as usize..n as usize + 1);
+            let groups = run.start as usize..model.groups.len().min(run.end as usize);
             let tensors = model.groups[groups.clone()].iter().flat_map(Clone::clone);
             let missing = || Error::corrupt(layout::version_path(from), "an anchor lacks a group");
             let known = |digests: &mut dyn Iterator<Item = Option<SumDigest>>| {
                 digests.collect::<Option<Vec<_>>>().ok_or_else(missing)
             };
-            all_old.extend(match part {
-                Some(_) => known(&mut tensors.clone().map(|n| old.digests[n]))?,
-                None => known(&mut old.digests.iter().copied())?,
+            all_old.extend(match is_whole {
+                // Version `from` may have other tensors.
+                true => known(&mut old.digests.iter().copied())?,
+                false => known(&mut tensors.clone().map(|n| old.digests[n]))?,
             });
             all_new.extend(known(&mut tensors.map(|n| new.digests[n]))?);
             let counterparts = old.model.counterparts(&model.infos);

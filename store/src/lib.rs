@@ -50,13 +50,15 @@ mod layout;
 mod options;
 mod plan;
 mod publish;
+mod read;
 mod remote;
+mod scratch;
 mod slice;
 mod stage;
+mod tensor;
 mod weights;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -72,7 +74,9 @@ pub use gc::{Collected, Collection};
 pub use object_store;
 pub use options::{Options, Policy, Progress};
 pub use publish::{Published, Publisher};
+pub use read::{Read, Reading};
 pub use stage::{Poisoned, Reanchor, Sink, Staged, Verified};
+pub use tensor::Tensor;
 pub use weights::Replica;
 
 use layout::{Hint, LeaseText, ModelText, Object, Probe, Record, Settings};
@@ -85,8 +89,6 @@ pub const GRACE: Duration = Duration::from_secs(3600);
 /// A store of versions.
 pub struct Store {
     remote: Remote,
-    /// The folder of a store on this machine.
-    folder: Option<PathBuf>,
     grace: Duration,
     /// Whether conditional writes are known to work: of a backend that has them always, or by a trial.
     is_conditional: AtomicBool,
@@ -170,7 +172,9 @@ impl Store {
         let objects = LocalFileSystem::new_with_prefix(folder)
             .map_err(|e| Error::Address { url: what(), what: e.to_string() })?;
         let store = Self::with_objects(Arc::new(objects.with_fsync(true)), Path::default(), options)?;
-        Ok(Self { folder: Some(folder.to_owned()), ..store.with_conditions(true) })
+        let mut store = store.with_conditions(true);
+        store.remote.folder = Some(folder.to_owned());
+        Ok(store)
     }
 
     /// Opens a store under a prefix of any object store.
@@ -180,7 +184,7 @@ impl Store {
     pub fn with_objects(objects: Arc<dyn ObjectStore>, prefix: Path, options: Options) -> Result<Self> {
         let remote = Remote::new(objects, prefix, options)?;
         let is_conditional = AtomicBool::new(false);
-        Ok(Self { remote, folder: None, grace: GRACE, is_conditional, model: Mutex::default() })
+        Ok(Self { remote, grace: GRACE, is_conditional, model: Mutex::default() })
     }
 
     /// Sets the grace period of a store that does not exist yet: the time for which [`Store::gc`] keeps what
@@ -194,7 +198,8 @@ impl Store {
     /// Fails if the store is in a folder whose file system has no hard links, by which a version appears
     /// under its name unless another has it.
     fn check_links(&self) -> Result<()> {
-        self.folder.as_deref().map_or(Ok(()), |folder| check_links(folder, |a, b| std::fs::hard_link(a, b)))
+        let folder = self.remote.folder.as_deref();
+        folder.map_or(Ok(()), |folder| check_links(folder, |a, b| std::fs::hard_link(a, b)))
     }
 
     fn with_conditions(mut self, known: bool) -> Self {

@@ -16,7 +16,8 @@ pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 pub struct Options {
     /// Objects that are transferred at the same time. Default: 8.
     pub transfers: usize,
-    /// Bytes of objects that are in memory at the same time, unless one object has more. Default: 256 MiB.
+    /// Bytes of objects that are on this machine at the same time, unless one object has more. Default: 256
+    /// MiB.
     pub memory: u64,
     /// Bytes of weights that a version may have. Default: 256 GiB.
     pub max_weights: u64,
@@ -28,6 +29,11 @@ pub struct Options {
     /// Folder that keeps downloaded objects until the pull that needs them succeeds, so that a later process
     /// continues where this one was stopped. Default: none.
     pub cache: Option<PathBuf>,
+    /// Folder for temporary files, which then hold weights, objects and encoded streams in the place of
+    /// memory: files that are mapped, and that have no names. Objects of a store in a folder are mapped where
+    /// they are: no process may cut them. What is larger than the memory can then be published, pulled and
+    /// folded. Default: none, all is in memory.
+    pub scratch: Option<PathBuf>,
     /// Limits of decoding. An object may have four times `max_frame_bytes`.
     pub limits: Limits,
     /// Called during transfers. Default: none.
@@ -43,6 +49,7 @@ impl Default for Options {
             attempts: 5,
             backoff: Duration::from_millis(100),
             cache: None,
+            scratch: None,
             limits: Limits::default(),
             progress: None,
         }
@@ -68,6 +75,7 @@ impl Options {
         with_attempts attempts: u32
         with_backoff backoff: Duration
         with_cache cache: Option<PathBuf>
+        with_scratch scratch: Option<PathBuf>
         with_limits limits: Limits
         with_progress progress: Option<Progress>
     }

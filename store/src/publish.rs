@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,14 +10,16 @@ use bytes::Bytes;
 use gcodec::compress::{self, Change, Digests, Input, codecs::Delta};
 use gcodec::digest::SumDigest;
 use gcodec::frame::{TensorInfo, UpdateHeader};
-use gcodec::stream::{EncodeOptions, Encoder};
-use gcodec::{Codec, TensorBuf, TensorView};
+use gcodec::stream::EncodeOptions;
+use gcodec::{Codec, TensorView, Writer};
 use rayon::prelude::*;
 
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout::{self, Kind, ModelText, Object, Record};
 use crate::options::Policy;
+use crate::scratch::{self, Scratch};
+use crate::tensor::Tensor;
 use crate::weights::{Model, Replica, Zeros, cut};
 
 /// A version that was published.
@@ -89,6 +92,7 @@ impl<'s> Publisher<'s> {
     ///
     /// # Memory
     /// The weights of the last version; one group of tensors, encoded; and the objects being transferred.
+    /// With [`scratch`](crate::Options::scratch), these are in temporary files, and a few blocks in memory.
     ///
     /// # Errors
     /// [`Error::Conflict`] if another publisher was first; [`Error::Input`] or [`Error::Codec`] for tensors
@@ -100,6 +104,33 @@ impl<'s> Publisher<'s> {
         tensors: &[(&str, TensorView<'_>)],
         meta: BTreeMap<String, String>,
     ) -> Result<Published> {
+        let (published, next) = self.write(tensors, meta)?;
+        let Written { record, model, views, old, changed, digests } = next;
+        let (version, meta) = (record.version, record.meta.clone());
+        let last = self.last.take().map(|(replica, _)| replica);
+        let tensors = keep(&views, &old, &changed, last, self.store.remote.options.scratch.as_deref());
+        self.last = Some((Replica { version, meta, model, tensors, digests }, record));
+        Ok(published)
+    }
+
+    /// Publishes as [`Self::publish`] does, as the last version of this publisher: it keeps no tensors.
+    ///
+    /// # Errors
+    /// As [`Self::publish`].
+    pub fn publish_last(
+        self,
+        tensors: &[(&str, TensorView<'_>)],
+        meta: BTreeMap<String, String>,
+    ) -> Result<Published> {
+        self.write(tensors, meta).map(|(published, _)| published)
+    }
+
+    /// Writes a version.
+    fn write<'t>(
+        &self,
+        tensors: &'t [(&str, TensorView<'t>)],
+        meta: BTreeMap<String, String>,
+    ) -> Result<(Published, Written<'t>)> {
         let start = Instant::now();
         self.store.check_links()?;
         self.store.check_conditions()?;
@@ -134,7 +165,7 @@ impl<'s> Publisher<'s> {
             parent: continues.map_or(0, |(replica, _)| replica.version),
             created_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64),
             nonce: nonce(),
-            meta: meta.clone(),
+            meta,
             model: model.object.clone(),
             state: digests.iter().copied().sum::<SumDigest>().to_string(),
             bytes: model.bytes(),
@@ -161,10 +192,7 @@ impl<'s> Publisher<'s> {
             anchor_bytes: record.anchor.as_deref().map(layout::size),
             bytes: record.bytes,
         };
-        let last = self.last.take().map(|(replica, _)| replica);
-        let tensors = keep(&views, &old, &changed, last).map_err(Error::Codec)?;
-        self.last = Some((Replica { version, meta, model, tensors, digests }, record));
-        Ok(published)
+        Ok((published, Written { record, model, views, old, changed, digests }))
     }
 
     /// Returns the bytes of the anchor of a record's chain.
@@ -214,32 +242,53 @@ struct Next<'t> {
     old: Vec<Option<usize>>,
 }
 
+/// A version that was published, and what the next one needs of it.
+struct Written<'t> {
+    record: Record,
+    model: Arc<Model>,
+    views: Vec<TensorView<'t>>,
+    old: Vec<Option<usize>>,
+    /// Numbers of the tensors that differ from the last version.
+    changed: Vec<usize>,
+    digests: Vec<SumDigest>,
+}
+
 /// Returns the tensors of a version: the changed ones copied, into the memory of the version before if nobody
-/// else has it, and the others as they are there.
+/// else has it or to a file in `scratch`, and the others as they are there.
 fn keep(
     views: &[TensorView<'_>],
     old: &[Option<usize>],
     changed: &[usize],
     last: Option<Replica>,
-) -> gcodec::Result<Vec<Arc<TensorBuf>>> {
+    scratch: Option<&Path>,
+) -> Vec<Tensor> {
     let mut held: Vec<_> = last.map_or_else(Vec::new, |last| last.tensors).into_iter().map(Some).collect();
     let mut before = |n: usize| held.get_mut(old[n]?)?.take();
     let of_each: Vec<_> =
         (0..views.len()).map(|n| (views[n], before(n), changed.binary_search(&n).is_ok())).collect();
-    let kept = of_each.into_par_iter().map(|(view, before, is_changed)| {
-        let Some(mut before) = before else { return copy(view) };
-        if is_changed {
-            let Some(memory) = Arc::get_mut(&mut before) else { return copy(view) };
-            memory.data_mut().copy_from_slice(view.data());
-        }
-        Ok(before)
+    let copied = of_each.iter().filter(|(_, before, is_changed)| before.is_none() || *is_changed);
+    let views: Vec<_> = copied.map(|(view, ..)| *view).collect();
+    // The version is published by now: a folder without room must not be an error.
+    if let Some(mut bytes) = scratch.and_then(|folder| copy(&views, folder).ok()) {
+        let kept = of_each.into_iter().map(|(view, before, is_changed)| match before {
+            Some(before) if !is_changed => before,
+            _ => Tensor::of_view(view, bytes.split_to(view.data().len())),
+        });
+        return kept.collect();
+    }
+    let kept = of_each.into_par_iter().map(|(view, before, is_changed)| match before {
+        Some(before) if is_changed => before.replaced(view),
+        Some(before) => before,
+        None => Tensor::of_view(view, Bytes::copy_from_slice(view.data())),
     });
-    // Results are collected in two steps, so that the first error is returned.
-    kept.collect::<Vec<_>>().into_iter().collect()
+    kept.collect()
 }
 
-fn copy(view: TensorView<'_>) -> gcodec::Result<Arc<TensorBuf>> {
-    TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec()).map(Arc::new)
+/// Copies tensors to a temporary file.
+fn copy(views: &[TensorView<'_>], folder: &Path) -> Result<Bytes> {
+    let mut file = Scratch::new(Some(folder))?;
+    views.iter().try_for_each(|view| file.put(view.data()))?;
+    file.finish()
 }
 
 /// Whether at least an eighth of the bytes is in tensors that the last version has. Below, a delta saves
@@ -297,11 +346,11 @@ impl Sender<'_> {
         &self,
         kind: Kind,
         groups: Vec<usize>,
-        encode: impl Fn(usize) -> Result<Vec<u8>>,
+        encode: impl Fn(usize) -> Result<Bytes>,
     ) -> Result<Vec<Object>> {
         let (mut sent, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
         for group in groups {
-            let stream = Bytes::from(encode(group)?);
+            let stream = encode(group)?;
             let object = Object::of(kind, self.version, group, &stream);
             bytes += object.size;
             sent.push(object.clone());
@@ -322,10 +371,11 @@ impl Sender<'_> {
         changed: &[usize],
         base: impl Fn(usize) -> Option<Known<'t>>,
         new: impl Fn(usize) -> Known<'t>,
-    ) -> Result<Vec<u8>> {
+    ) -> Result<Bytes> {
         let bases: Vec<_> = changed.iter().map(|&n| base(n)).collect();
         let whole = changed.iter().zip(&bases).filter(|(_, base)| base.is_none());
-        let zeros = Zeros::of(whole.map(|(&n, _)| &self.model.infos[n]));
+        let scratch = self.store.remote.options.scratch.as_deref();
+        let zeros = Zeros::of(whole.map(|(&n, _)| &self.model.infos[n]), scratch)?;
         let (mut inputs, mut known, mut codecs) = (Vec::new(), Digests::default(), Vec::new());
         for (&n, base) in changed.iter().zip(&bases) {
             let (view, result) = new(n);
@@ -368,18 +418,21 @@ impl Sender<'_> {
         codecs: &[Codec],
         mut known: Digests,
         label: Codec,
-    ) -> Result<Vec<u8>> {
-        let mut stream = || {
+    ) -> Result<Bytes> {
+        let scratch = self.store.remote.scratch()?;
+        let stream = || {
             let blocks = compress::pending(inputs, codecs, &compress::Options::default())?;
             let runs = blocks.deltas(&self.model.manifests[group], &mut known)?;
             let header = UpdateHeader::default().with_step(self.version).with_label(label.to_string());
-            let mut encoder = Encoder::new(EncodeOptions::default());
-            let mut out = Vec::new();
-            encoder.update(&mut out, &header.with_runs(runs), &self.model.manifests[group], blocks)?;
-            encoder.finish(&mut out);
-            Ok(out)
+            let mut writer = Writer::new(scratch, EncodeOptions::default());
+            writer.update(&header.with_runs(runs), &self.model.manifests[group], blocks)?;
+            writer.finish()
         };
-        stream().map_err(Error::Codec)
+        let written = stream().map_err(|e| match e {
+            gcodec::Error::Io(source) => scratch::failed(source),
+            e => Error::Codec(e),
+        });
+        written?.finish()
     }
 }
 

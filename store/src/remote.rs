@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -19,6 +20,7 @@ use tokio::runtime::Runtime;
 use crate::error::{Error, Result};
 use crate::layout::{self, MAX_TEXT, Object};
 use crate::options::Options;
+use crate::scratch::{self, Scratch};
 
 /// Objects from this size on are uploaded in parts.
 const WHOLE_PUT: usize = 64 << 20;
@@ -30,6 +32,8 @@ pub(crate) struct Remote {
     prefix: Path,
     runtime: Runtime,
     pub(crate) options: Options,
+    /// The folder of a store on this machine.
+    pub(crate) folder: Option<PathBuf>,
     /// Bytes of objects transferred so far.
     transferred: AtomicU64,
     /// Bytes of objects transferred so far, and of those that will follow.
@@ -46,6 +50,7 @@ impl Remote {
             prefix,
             runtime,
             options,
+            folder: None,
             transferred: AtomicU64::new(0),
             expected: AtomicU64::new(0),
         })
@@ -101,10 +106,10 @@ impl Remote {
     async fn text_async<T: DeserializeOwned>(&self, name: &str, patience: Patience) -> Result<Option<T>> {
         let path = self.path(name)?;
         let read = self.retry(name, patience, || async {
-            let mut got = Vec::new();
+            let mut got = Scratch::Memory(Vec::new());
             self.read(&path, &mut got, None, MAX_TEXT).await?;
             // A text that was cut on its way is read again.
-            layout::from_text(&got, name).map_err(|e| match e {
+            layout::from_text(&got.finish()?, name).map_err(|e| match e {
                 Error::Corrupt { what, .. } => Failure::Wrong(what),
                 other => Failure::Final(other),
             })
@@ -122,12 +127,12 @@ impl Remote {
     }
 
     /// Reads objects in parallel and checks their digests.
-    pub(crate) fn fetch(&self, objects: &[&Object]) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn fetch(&self, objects: &[&Object]) -> Result<Vec<Bytes>> {
         let reads = stream::iter(objects).map(|object| self.fetch_one(object));
         self.runtime.block_on(reads.buffered(self.options.transfers.max(1)).try_collect())
     }
 
-    async fn fetch_one(&self, object: &Object) -> Result<Vec<u8>> {
+    async fn fetch_one(&self, object: &Object) -> Result<Bytes> {
         let name = &object.path;
         let limit = self.options.limits.max_frame_bytes.saturating_mul(4);
         if object.size > limit {
@@ -139,24 +144,22 @@ impl Remote {
             });
         }
         let cached = self.options.cache.as_ref().map(|folder| folder.join(&object.blake3));
-        if let Some(bytes) = cached.as_ref().and_then(|file| std::fs::read(file).ok())
-            && is(object, &bytes)
-        {
+        let cached_bytes = cached.as_ref().and_then(|file| self.found(file));
+        let found = [cached_bytes, self.in_folder(object)].into_iter().flatten();
+        if let Some(bytes) = found.into_iter().find(|bytes| is(object, bytes)) {
             self.count(object.size);
             return Ok(bytes);
         }
         let path = self.path(name)?;
         // Bytes that arrived before a cut stay; the next attempt asks for the rest.
-        let got = tokio::sync::Mutex::new(Vec::new());
+        let got = tokio::sync::Mutex::new(self.scratch()?);
         let fetched = self.retry(name, Patience::Data, || async {
             let mut got = got.lock().await;
             self.read(&path, &mut got, Some(object.size), object.size).await?;
-            match is(object, &got) {
-                true => Ok(std::mem::take(&mut *got)),
-                false => {
-                    got.clear();
-                    Err(Failure::Wrong("its BLAKE3 digest differs from the record's".into()))
-                }
+            let bytes = std::mem::replace(&mut *got, self.scratch()?).finish()?;
+            match is(object, &bytes) {
+                true => Ok(bytes),
+                false => Err(Failure::Wrong("its BLAKE3 digest differs from the record's".into())),
             }
         });
         let bytes = fetched.await?;
@@ -171,48 +174,75 @@ impl Remote {
         Ok(bytes)
     }
 
+    /// Returns no bytes, which grow in memory or in a temporary file.
+    pub(crate) fn scratch(&self) -> Result<Scratch> {
+        Scratch::new(self.options.scratch.as_deref())
+    }
+
+    /// Returns the bytes of an object of a folder where they are, if the store has temporary files instead of
+    /// memory.
+    pub(crate) fn in_folder(&self, object: &Object) -> Option<Bytes> {
+        let folder = self.folder.as_ref().filter(|_| self.options.scratch.is_some())?;
+        layout::parse_data(&object.path)?;
+        self.found(&folder.join(&object.path)).filter(|bytes| bytes.len() as u64 == object.size)
+    }
+
+    /// Returns the bytes of a file, unless it cannot be read.
+    fn found(&self, path: &std::path::Path) -> Option<Bytes> {
+        match self.options.scratch {
+            None => std::fs::read(path).ok().map(Bytes::from),
+            Some(_) => {
+                let file = std::fs::File::open(path).ok()?;
+                scratch::mapped(&file, file.metadata().ok()?.len()).ok()
+            }
+        }
+    }
+
     /// Appends an object's bytes from `got.len()` on. `whole`: its size, if a record declares it.
     async fn read(
         &self,
         path: &Path,
-        got: &mut Vec<u8>,
+        got: &mut Scratch,
         whole: Option<u64>,
         limit: u64,
     ) -> Result<(), Failure> {
         let mut options = GetOptions::default();
-        if !got.is_empty() {
-            options.range = Some(GetRange::Offset(got.len() as u64));
+        if got.len() > 0 {
+            options.range = Some(GetRange::Offset(got.len()));
         }
-        let result = self.objects.get_opts(path, options).await.map_err(|e| {
-            // A server without ranges: the next attempt begins anew.
-            got.clear();
-            Failure::Store(e)
-        })?;
+        let result = match self.objects.get_opts(path, options).await {
+            Ok(result) => result,
+            Err(e) => {
+                // A server without ranges: the next attempt begins anew.
+                got.clear()?;
+                return Err(Failure::Store(e));
+            }
+        };
         let size = result.meta.size;
         if whole.is_some_and(|whole| whole != size) {
-            got.clear();
+            got.clear()?;
             return Err(Failure::Wrong(format!("it has {size} bytes, the record declares {limit}")));
         }
         if size > limit {
             let path = path.to_string();
             return Err(Failure::Final(Error::Limit { path, what: "size of an object", found: size, limit }));
         }
-        if result.range.start != got.len() as u64 {
-            got.clear();
+        if result.range.start != got.len() {
+            got.clear()?;
             return Err(Failure::Wrong("the server sent another range than asked for".into()));
         }
         let mut chunks = result.into_stream();
         while let Some(chunk) = chunks.try_next().await.map_err(Failure::Store)? {
-            if got.len() as u64 + chunk.len() as u64 > limit {
-                got.clear();
+            if got.len() + chunk.len() as u64 > limit {
+                got.clear()?;
                 return Err(Failure::Wrong("it has more bytes than declared".into()));
             }
-            got.extend_from_slice(&chunk);
+            got.put(&chunk)?;
             if whole.is_some() {
                 self.count(chunk.len() as u64);
             }
         }
-        match got.len() as u64 {
+        match got.len() {
             len if len == size => Ok(()),
             len => Err(Failure::Wrong(format!("it is cut after {len} of {size} bytes"))),
         }
@@ -285,9 +315,9 @@ impl Remote {
                 Ok(_) => Ok(true),
                 // The answer to an earlier attempt may have been lost.
                 Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                    let mut got = Vec::new();
+                    let mut got = Scratch::Memory(Vec::new());
                     self.read(&path, &mut got, None, MAX_TEXT).await?;
-                    Ok(got == text)
+                    Ok(got.finish()? == text)
                 }
                 Err(e) => Err(Failure::Store(e)),
             }
@@ -382,6 +412,12 @@ enum Failure {
     /// The bytes are wrong; another read may return the right ones.
     Wrong(String),
     Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
 }
 
 impl Failure {

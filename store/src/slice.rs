@@ -4,16 +4,21 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use gcodec::{TensorBuf, file};
+use bytes::Bytes;
+use gcodec::file;
 
 use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout::Object;
 use crate::plan::plan;
+use crate::scratch::Scratch;
+use crate::tensor::Tensor;
 use crate::weights::{Model, Staging};
 
 /// Bytes that are read first: the end of a stream, and mostly its index.
 const FIRST: u64 = 16 << 10;
+/// Bytes that are read at a time into a temporary file.
+const AT_ONCE: u64 = 16 << 20;
 
 impl Store {
     /// Downloads one tensor of a version: of the anchor, only its own blocks, by the stream's index. `None`:
@@ -25,7 +30,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Input`] if the version has no such tensor; otherwise as [`Store::stage`].
-    pub fn tensor(&self, version: Option<u64>, name: &str) -> Result<TensorBuf> {
+    pub fn tensor(&self, version: Option<u64>, name: &str) -> Result<Tensor> {
         let latest = self.latest()?;
         let target = version.unwrap_or(latest);
         if target == 0 || target > latest {
@@ -38,7 +43,7 @@ impl Store {
             tensor.ok_or_else(|| Error::input(format!("version {target} has no tensor {name:?}")))?;
         if !plan.has_one_table() {
             let mut whole = self.pull(None, Some(target))?;
-            return Ok(Arc::unwrap_or_clone(whole.tensors.swap_remove(tensor)));
+            return Ok(whole.tensors.swap_remove(tensor));
         }
         let group = model.group_of(tensor) as u64;
         let of_group = |objects: &[Object]| objects.iter().find(|object| object.group == group).cloned();
@@ -52,14 +57,14 @@ impl Store {
         let numbers: Vec<u64> = needed.iter().map(|n| (n - start) as u64).collect();
         let sparse = self.sparse(&anchor, &numbers)?;
         let mut staging = Staging::new(Arc::clone(&model));
-        let limits = &self.remote.options.limits;
-        staging.apply(&anchor, &sparse, false, Some(&needed), limits)?;
+        let options = &self.remote.options;
+        staging.apply(&anchor, &sparse, false, Some(&needed), options)?;
         for (object, bytes) in deltas.iter().zip(&streams) {
-            staging.apply(object, bytes, true, Some(&needed), limits)?;
+            staging.apply(object, bytes, true, Some(&needed), options)?;
         }
         let found = staging.tensors[tensor].take();
         let found = found.ok_or_else(|| Error::corrupt(&anchor.path, "the anchor lacks the tensor"))?;
-        Ok(Arc::unwrap_or_clone(found))
+        Ok(found)
     }
 
     /// Returns a tensor and those that share a digest with it in any of the deltas, directly or not.
@@ -68,7 +73,7 @@ impl Store {
         model: &Model,
         tensor: usize,
         deltas: &[Object],
-        streams: &[Vec<u8>],
+        streams: &[Bytes],
     ) -> Result<HashSet<usize>> {
         let start = model.groups[model.group_of(tensor)].start;
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -92,32 +97,40 @@ impl Store {
         }
     }
 
-    /// Downloads what decoding some tensors of an anchor needs, in a buffer of the anchor's size. The rest is
-    /// zeros, which take no memory until they are touched.
-    fn sparse(&self, object: &Object, tensors: &[u64]) -> Result<Vec<u8>> {
+    /// Downloads what decoding some tensors of an anchor needs, to its place in as many zeros as the anchor
+    /// has bytes. They take no room until they are written.
+    fn sparse(&self, object: &Object, tensors: &[u64]) -> Result<Bytes> {
         let stream = |source| Error::Stream { path: object.path.clone(), source };
         let (limit, found) = (self.remote.options.limits.max_frame_bytes.saturating_mul(4), object.size);
         if found > limit {
             return Err(Error::Limit { path: object.path.clone(), what: "size of an object", found, limit });
         }
-        let mut bytes = vec![0; object.size as usize];
-        let fill = |bytes: &mut Vec<u8>, ranges: &[Range<u64>]| {
-            for (range, part) in ranges.iter().zip(self.remote.ranges(object, ranges)?) {
-                bytes[range.start as usize..range.end as usize].copy_from_slice(&part);
-            }
-            Ok::<_, Error>(())
+        if let Some(bytes) = self.remote.in_folder(object) {
+            return Ok(bytes);
+        }
+        let mut bytes = Scratch::zeros(self.remote.options.scratch.as_deref(), object.size)?;
+        let fill = |bytes: &mut Scratch, ranges: &[Range<u64>]| {
+            let mut read = ranges.iter().zip(self.remote.ranges(object, ranges)?);
+            read.try_for_each(|(range, part)| bytes.put_at(range.start, &part))
         };
         let tail = object.size.saturating_sub(FIRST);
         fill(&mut bytes, std::slice::from_ref(&(tail..object.size)))?;
-        let index = file::index_start(&bytes).map_err(stream)?;
+        let index = bytes.with(file::index_start)?.map_err(stream)?;
         if index < tail {
             fill(&mut bytes, std::slice::from_ref(&(index..tail)))?;
         }
-        let ranges = file::ranges(&bytes, tensors).map_err(stream)?;
+        let ranges = bytes.with(|bytes| file::ranges(bytes, tensors))?.map_err(stream)?;
         // What the tail has is not read again.
         let missing: Vec<Range<u64>> =
             ranges.into_iter().map(|r| r.start..r.end.min(tail)).filter(|r| r.start < r.end).collect();
-        fill(&mut bytes, &missing)?;
-        Ok(bytes)
+        let cut = |range: Range<u64>| {
+            let starts = range.clone().step_by(AT_ONCE as usize);
+            starts.map(move |start| start..range.end.min(start + AT_ONCE))
+        };
+        match self.remote.options.scratch {
+            None => fill(&mut bytes, &missing)?,
+            Some(_) => missing.into_iter().flat_map(cut).try_for_each(|range| fill(&mut bytes, &[range]))?,
+        }
+        bytes.finish()
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
+use gcodec::TensorView;
 use gcodec::digest::SumDigest;
-use gcodec::{TensorBuf, TensorView};
 use rayon::prelude::*;
 
 use crate::Store;
@@ -13,6 +14,7 @@ use crate::difference;
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::plan::{Plan, Step, plan};
+use crate::tensor::Tensor;
 use crate::weights::{Model, Replica, Staging};
 
 /// Ways that are tried before a pull fails: each failure rules out at least one object.
@@ -204,11 +206,27 @@ impl Store {
     /// [`Error::Empty`], [`Error::NoVersion`] or [`Error::Unreachable`] if the store has no such version; the
     /// error of the first object that failed if no way to the version is left.
     pub fn stage(&self, held: Option<&Replica>, version: Option<u64>) -> Result<Staged> {
+        let target = self.target(held, version)?;
+        let (staging, plan) = self.on_a_way(held, target, |plan| self.build(plan, held.map(Staging::of)))?;
+        finish(staging, &plan, held)
+    }
+
+    /// Returns the number of a version that exists. `None`: the latest version.
+    pub(crate) fn target(&self, held: Option<&Replica>, version: Option<u64>) -> Result<u64> {
         let latest = self.latest_from(held.map_or(0, Replica::version))?;
-        let target = version.unwrap_or(latest);
-        if target == 0 || target > latest {
-            return Err(Error::NoVersion { version: target, latest });
+        match version.unwrap_or(latest) {
+            version if version == 0 || version > latest => Err(Error::NoVersion { version, latest }),
+            version => Ok(version),
         }
+    }
+
+    /// Calls `follow` with ways to a version until one succeeds.
+    pub(crate) fn on_a_way<T>(
+        &self,
+        held: Option<&Replica>,
+        target: u64,
+        mut follow: impl FnMut(&Plan) -> Result<T>,
+    ) -> Result<(T, Plan)> {
         let mut dead = HashSet::new();
         let mut first = None;
         for _ in 0..WAYS {
@@ -217,8 +235,8 @@ impl Store {
                 Err(Error::Unreachable { .. }) if first.is_some() => break,
                 Err(e) => return Err(e),
             };
-            match self.walk(&plan, held.map(Staging::of), None) {
-                Ok(staging) => return finish(staging, &plan, held),
+            match follow(&plan) {
+                Ok(followed) => return Ok((followed, plan)),
                 // The object may be gone or damaged; another way may avoid it.
                 Err(error) => match path_of(&error).filter(|path| plan.has(path)) {
                     Some(path) => {
@@ -246,12 +264,13 @@ impl Store {
     /// # Errors
     /// [`Error::Input`] if they are not the version's tensors. It names those that are missing, too many, or
     /// differ; for other elements, the version is downloaded to find them.
-    pub fn hold(&self, version: u64, tensors: Vec<(String, TensorBuf)>) -> Result<Replica> {
+    pub fn hold(&self, version: u64, tensors: Vec<(String, impl Into<Tensor>)>) -> Result<Replica> {
+        let tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, tensor.into())).collect();
         let record = self.record(version)?;
         let model = self.model(&record.model)?;
         difference::check(&model, version, &tensors)?;
-        let mut given: HashMap<String, TensorBuf> = tensors.into_iter().collect();
-        let ordered = model.infos.iter().map(|info| given.remove(&info.name).map(Arc::new));
+        let mut given: HashMap<String, Tensor> = tensors.into_iter().collect();
+        let ordered = model.infos.iter().map(|info| given.remove(&info.name));
         let missing = || Error::input(format!("a tensor of version {version} is missing"));
         let tensors = ordered.collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let digests =
@@ -264,21 +283,62 @@ impl Store {
         }
     }
 
-    /// Follows a plan, from what the receiver holds or from an anchor. `group`: only the objects of one
-    /// group, of a plan with one table.
-    pub(crate) fn walk(&self, plan: &Plan, held: Option<Staging>, group: Option<u64>) -> Result<Staging> {
+    /// Follows a plan from what the receiver holds, or from an anchor.
+    fn build(&self, plan: &Plan, held: Option<Staging>) -> Result<Staging> {
+        self.remote.expect(plan.bytes());
+        let staging = self.start(plan, held)?;
+        let runs = self.runs(&[plan], self.remote.options.memory)?;
+        runs.into_iter().try_fold(staging, |staging, groups| self.walk(plan, staging, &groups))
+    }
+
+    /// Returns what a plan begins with.
+    pub(crate) fn start(&self, plan: &Plan, held: Option<Staging>) -> Result<Staging> {
         let starts_anew = plan.steps.first().is_some_and(|step| !step.is_delta());
-        let mut staging = match held.filter(|_| !starts_anew) {
-            Some(held) => held,
+        match held.filter(|_| !starts_anew) {
+            Some(held) => Ok(held),
             None => {
                 let first = plan.steps.first().map_or(&plan.record.model, |step| &step.model);
-                Staging::new(self.model(first)?)
+                Ok(Staging::new(self.model(first)?))
             }
-        };
+        }
+    }
+
+    /// Returns runs of groups that can be built one after another, whose objects have at most `memory` bytes:
+    /// all groups together unless the plans have one table.
+    pub(crate) fn runs(&self, plans: &[&Plan], memory: u64) -> Result<Vec<Range<u64>>> {
+        let all = 0..u64::MAX;
+        let mut runs = vec![all];
+        let [first, rest @ ..] = plans else { return Ok(runs) };
+        let is_first = |plan: &&Plan| plan.record.model == first.record.model;
+        if !plans.iter().all(|plan| plan.has_one_table()) || !rest.iter().all(is_first) {
+            return Ok(runs);
+        }
+        let groups = self.model(&first.record.model)?.groups.len() as u64;
+        let mut sizes = BTreeMap::new();
+        for object in plans.iter().flat_map(|plan| &plan.steps).flat_map(|step| &step.objects) {
+            let size = sizes.entry(object.group).or_insert(0u64);
+            *size = size.saturating_add(object.size);
+        }
+        let mut bytes = 0u64;
+        for (group, size) in sizes.range(..groups) {
+            bytes = bytes.saturating_add(*size);
+            if bytes > memory
+                && let Some(last) = runs.last_mut().filter(|last| last.start < *group)
+            {
+                last.end = *group;
+                runs.push(*group..u64::MAX);
+                bytes = *size;
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Follows a plan with the objects of some groups: of all, unless the plan has one table.
+    pub(crate) fn walk(&self, plan: &Plan, staging: Staging, groups: &Range<u64>) -> Result<Staging> {
+        let mut staging = staging;
         let steps = plan.steps.iter().enumerate();
         let all = steps.flat_map(|(n, step)| step.objects.iter().map(move |object| (n, object)));
-        let wanted: Vec<_> = all.filter(|(_, object)| group.is_none_or(|g| g == object.group)).collect();
-        self.remote.expect(wanted.iter().map(|(_, object)| object.size).fold(0, u64::saturating_add));
+        let wanted: Vec<_> = all.filter(|(_, object)| groups.contains(&object.group)).collect();
         let mut rest = wanted.as_slice();
         // Steps that were begun. Also one without objects may drop a tensor that a later one brings back.
         let mut begun = 0;
@@ -295,7 +355,7 @@ impl Store {
                 staging = self.begin(staging, &plan.steps[begun..=n])?;
                 begun = n + 1;
                 let is_delta = plan.steps[n].is_delta();
-                staging.apply(object, &bytes, is_delta, None, &self.remote.options.limits)?;
+                staging.apply(object, &bytes, is_delta, None, &self.remote.options)?;
             }
             rest = later;
         }

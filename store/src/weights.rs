@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use gcodec::digest::{SumDigest, TensorDigests};
+use gcodec::file::File;
 use gcodec::frame::{Manifest, TensorInfo};
 use gcodec::stream::Assembler;
 use gcodec::{Limits, TensorBuf, TensorView};
@@ -12,6 +15,9 @@ use rayon::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::layout::{ModelText, Object};
+use crate::options::Options;
+use crate::scratch::Scratch;
+use crate::tensor::Tensor;
 
 /// The table of tensors.
 #[derive(Debug)]
@@ -88,7 +94,7 @@ pub(crate) fn cut(infos: &[TensorInfo], bytes: u64) -> Vec<usize> {
     counts
 }
 
-/// Tensors of a version that a receiver or publisher holds in memory.
+/// Tensors of a version that a receiver or publisher holds, in memory or in files that are mapped.
 ///
 /// Clones share the tensors.
 #[derive(Debug, Clone)]
@@ -96,7 +102,7 @@ pub struct Replica {
     pub(crate) version: u64,
     pub(crate) meta: BTreeMap<String, String>,
     pub(crate) model: Arc<Model>,
-    pub(crate) tensors: Vec<Arc<TensorBuf>>,
+    pub(crate) tensors: Vec<Tensor>,
     pub(crate) digests: Vec<SumDigest>,
 }
 
@@ -118,8 +124,8 @@ impl Replica {
         };
         let infos: Vec<TensorInfo> = tensors.iter().map(info).collect();
         let model = Model::new(infos, &[tensors.len()], Object::default()).map_err(Error::Codec)?;
-        let tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| Arc::new(tensor)).collect();
-        let digest = |(info, tensor): (&TensorInfo, &Arc<TensorBuf>)| info.sum_digest(tensor.view());
+        let tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| Tensor::from(tensor)).collect();
+        let digest = |(info, tensor): (&TensorInfo, &Tensor)| info.sum_digest(tensor.view());
         let digests = model.infos.par_iter().zip(&tensors).map(digest).collect::<gcodec::Result<_>>();
         Ok(Self { version, meta, digests: digests.map_err(Error::Codec)?, model: Arc::new(model), tensors })
     }
@@ -144,7 +150,7 @@ impl Replica {
             if digest != self.digests[n] {
                 touched.push(name);
             }
-            (next.tensors[n], next.digests[n]) = (Arc::new(tensor), digest);
+            (next.tensors[n], next.digests[n]) = (tensor.into(), digest);
         }
         Ok((next, touched))
     }
@@ -180,7 +186,7 @@ impl Replica {
 #[derive(Debug, Clone)]
 pub(crate) struct Staging {
     pub(crate) model: Arc<Model>,
-    pub(crate) tensors: Vec<Option<Arc<TensorBuf>>>,
+    pub(crate) tensors: Vec<Option<Tensor>>,
     /// Digests of the tensors, where they are known: an anchor's are computed when they are needed.
     pub(crate) digests: Vec<Option<SumDigest>>,
 }
@@ -217,14 +223,15 @@ impl Staging {
         bytes: &[u8],
         is_delta: bool,
         only: Option<&HashSet<usize>>,
-        limits: &Limits,
+        options: &Options,
     ) -> Result<()> {
         let stream = |source| Error::Stream { path: object.path.clone(), source };
         let wrong = |what: &str| Error::corrupt(&object.path, what);
         let group = usize::try_from(object.group).ok().and_then(|g| self.model.groups.get(g).cloned());
         let group = group.ok_or_else(|| wrong("the table of tensors has no such group"))?;
         let manifest = &self.model.manifests[object.group as usize];
-        let file = gcodec::file::File::open(bytes, limits.clone()).map_err(stream)?;
+        let limits = &options.limits;
+        let file = File::open(bytes, limits.clone()).map_err(stream)?;
         let [update] = file.updates() else { return Err(wrong("the stream has not one update")) };
         if update.manifest.tensors() != manifest.tensors() {
             return Err(wrong("the stream has other tensors than the table of tensors"));
@@ -242,43 +249,103 @@ impl Staging {
             wanted.retain(|n| only.contains(n));
         }
         let names: HashSet<&str> = wanted.iter().map(|&n| self.model.infos[n].name.as_str()).collect();
-        let decoded = self.decode(&file, &update.manifest, group.clone(), &names, limits).map_err(stream)?;
-        for (number, tensor, digests) in decoded {
+        let decoded = match &options.scratch {
+            None => self.decode(&file, group.clone(), &names, limits, stream)?,
+            Some(folder) => self.decode_to_file(&file, group.clone(), &names, folder, stream)?,
+        };
+        for (number, tensor, sum) in decoded {
             let n = group.start + number as usize;
-            self.tensors[n] = Some(Arc::new(tensor));
-            self.digests[n] = digests.sum;
+            (self.tensors[n], self.digests[n]) = (Some(tensor), sum);
         }
         Ok(())
     }
 
-    /// Decodes tensors of a group. Digests that are known are not computed again. The base of a tensor that
-    /// is not here is zeros.
+    /// Decodes tensors of a group. Digests that are known are not computed again.
     fn decode(
         &self,
-        file: &gcodec::file::File<'_>,
-        manifest: &Arc<Manifest>,
+        file: &File<'_>,
         group: Range<usize>,
         names: &HashSet<&str>,
         limits: &Limits,
-    ) -> gcodec::Result<Vec<(u64, TensorBuf, TensorDigests)>> {
-        // Checks first that the wanted tensors fit into the memory of `limits`.
-        let mut assembler = Assembler::new(manifest, limits, |name| names.contains(name))?;
-        let is_new =
-            |n: &usize| self.tensors[*n].is_none() && names.contains(self.model.infos[*n].name.as_str());
-        let zeros = Zeros::of(group.clone().filter(is_new).map(|n| &self.model.infos[n]));
+        stream: impl Fn(gcodec::Error) -> Error,
+    ) -> Result<Vec<Decoded>> {
+        let (zeros, manifest) = (self.zeros(group.clone(), names, None)?, &file.updates()[0].manifest);
+        let decode = || {
+            // Checks first that the wanted tensors fit into the memory of `limits`.
+            let mut assembler = Assembler::new(manifest, limits, |name| names.contains(name))?;
+            for (name, view, sum) in self.bases(group, names, &zeros)? {
+                assembler.base_with_digests(name, view, TensorDigests { sum, hash: None })?;
+            }
+            file.apply(0, &mut assembler)?;
+            assembler.finish_with_digests()
+        };
+        let decoded = decode().map_err(stream)?.into_iter();
+        Ok(decoded.map(|(number, tensor, digests)| (number, tensor.into(), digests.sum)).collect())
+    }
+
+    /// As [`Self::decode`], a few tensors at a time into a temporary file.
+    fn decode_to_file(
+        &self,
+        file: &File<'_>,
+        group: Range<usize>,
+        names: &HashSet<&str>,
+        folder: &Path,
+        stream: impl Fn(gcodec::Error) -> Error,
+    ) -> Result<Vec<Decoded>> {
+        let zeros = self.zeros(group.clone(), names, Some(folder))?;
+        let (mut base, mut sums) = (BTreeMap::new(), HashMap::new());
+        for (name, view, sum) in self.bases(group.clone(), names, &zeros).map_err(&stream)? {
+            base.insert(name.to_owned(), view);
+            sums.extend(sum.map(|sum| (name.to_owned(), sum)));
+        }
+        let pieces = file.pieces(0, |name| names.contains(name), &base).map_err(&stream)?;
+        let (mut pieces, mut scratch) = (pieces.with_sums(sums), Scratch::new(Some(folder))?);
+        let mut found: Vec<(u64, usize, Option<SumDigest>)> = Vec::new();
+        while let Some(piece) = pieces.next().transpose().map_err(&stream)? {
+            match found.last_mut().filter(|_| piece.start > 0) {
+                Some((.., sum)) => *sum = piece.sum,
+                None => found.push((piece.tensor, scratch.len() as usize, piece.sum)),
+            }
+            scratch.put(&piece.data)?;
+            pieces.reuse(piece.data);
+        }
+        let bytes = scratch.finish()?;
+        let decoded = found.into_iter().map(|(number, start, sum)| {
+            let info = &self.model.infos[group.start + number as usize];
+            let data = bytes.slice(start..start + info.bytes() as usize);
+            let tensor = Tensor::of_bytes(info.dtype, info.shape.clone(), data).map_err(&stream)?;
+            Ok((number, tensor, sum))
+        });
+        decoded.collect()
+    }
+
+    /// Returns zeros for the tensors of a group that are wanted and not here.
+    fn zeros(&self, group: Range<usize>, names: &HashSet<&str>, folder: Option<&Path>) -> Result<Zeros> {
+        let infos = self.model.infos[group.clone()].iter().zip(&self.tensors[group]);
+        let new = infos.filter(|(info, tensor)| tensor.is_none() && names.contains(info.name.as_str()));
+        Zeros::of(new.map(|(info, _)| info), folder)
+    }
+
+    /// Returns the tensors of a group as bases of a delta, with digests that are known. The base of a tensor
+    /// that is wanted and not here is zeros.
+    fn bases<'s>(
+        &'s self,
+        group: Range<usize>,
+        names: &HashSet<&str>,
+        zeros: &'s Zeros,
+    ) -> gcodec::Result<Vec<(&'s str, TensorView<'s>, Option<SumDigest>)>> {
+        let mut bases = Vec::new();
         for n in group {
             let info = &self.model.infos[n];
             match &self.tensors[n] {
-                Some(tensor) => {
-                    let digests = TensorDigests { sum: self.digests[n], hash: None };
-                    assembler.base_with_digests(&info.name, tensor.view(), digests)?;
+                Some(tensor) => bases.push((info.name.as_str(), tensor.view(), self.digests[n])),
+                None if names.contains(info.name.as_str()) => {
+                    bases.push((&info.name, zeros.like(info)?, None));
                 }
-                None if is_new(&n) => assembler.base(&info.name, zeros.like(info)?)?,
                 None => {}
             }
         }
-        file.apply(0, &mut assembler)?;
-        assembler.finish_with_digests()
+        Ok(bases)
     }
 
     /// Computes the digests that are not known yet, and returns the digest of all; `None` if some are
@@ -294,14 +361,21 @@ impl Staging {
     }
 }
 
+/// A tensor of a group: its number, its elements, and its digest if it is known.
+type Decoded = (u64, Tensor, Option<SumDigest>);
+
 /// Bytes of zeros: the bases of tensors that the version before does not have.
-pub(crate) struct Zeros(Vec<u8>);
+pub(crate) struct Zeros(Bytes);
 
 impl Zeros {
-    /// Returns enough for each of the tensors.
-    pub(crate) fn of<'i>(infos: impl Iterator<Item = &'i TensorInfo>) -> Self {
-        // What is never touched takes no memory.
-        Self(vec![0; infos.map(|info| info.bytes() as usize).max().unwrap_or(0)])
+    /// Returns enough for each of the tensors, in memory or in a file in `scratch`.
+    pub(crate) fn of<'i>(
+        infos: impl Iterator<Item = &'i TensorInfo>,
+        scratch: Option<&Path>,
+    ) -> Result<Self> {
+        // What is never touched takes no room.
+        let bytes = infos.map(TensorInfo::bytes).max().unwrap_or(0);
+        Scratch::zeros(scratch, bytes)?.finish().map(Self)
     }
 
     /// Returns a tensor of zeros.

@@ -387,6 +387,7 @@ class Store:
         memory: int,
         attempts: int,
         cache: str | None,
+        scratch: str | None,
         grace: float,
         codec: str,
     ) -> Store: ...

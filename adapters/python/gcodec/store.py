@@ -80,9 +80,12 @@ class Store:
         anchor_every: versions from one anchor, which has all weights, to the next, at most. Default: 64.
         group_bytes: bytes of tensors in one object, unless one tensor has more. Default: 128 MiB.
         transfers: objects that are transferred at the same time. Default: 8.
-        memory: bytes of objects in memory during transfers, unless one object has more. Default: 256 MiB.
+        memory: bytes of objects on this machine during transfers, unless one object has more. Default: 256
+            MiB.
         attempts: attempts of each request. Default: 5.
         cache: a folder that keeps parts of downloads, so that a stopped download continues. Default: None.
+        scratch: a folder for temporary files, which then hold the weights of the last version, objects and
+            streams in the place of memory. Default: None, all is in memory.
         grace: for a store that this object creates, the seconds for which `gc` keeps objects that readers and
             publishers may still use. Default: 3600.
         codec: the codec of the deltas that this object publishes, a `gcodec.Delta` or its specification.
@@ -102,12 +105,22 @@ class Store:
         memory: int = 256 << 20,
         attempts: int = 5,
         cache: str | os.PathLike[str] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
         grace: float = 3600.0,
         codec: Codec | str = "delta",
     ) -> None:
-        place = None if cache is None else os.fspath(cache)
+        kept, passing = (None if folder is None else os.fspath(folder) for folder in (cache, scratch))
         self._native = _native.Store(
-            os.fspath(address), anchor_every, group_bytes, transfers, memory, attempts, place, grace, spec_of(codec)
+            os.fspath(address),
+            anchor_every,
+            group_bytes,
+            transfers,
+            memory,
+            attempts,
+            kept,
+            passing,
+            grace,
+            spec_of(codec),
         )
 
     def publish(self, tensors: Any, *, meta: Mapping[str, str] | None = None) -> Published:

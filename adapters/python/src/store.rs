@@ -59,7 +59,7 @@ pub(crate) struct Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (address, anchor_every, group_bytes, transfers, memory, attempts, cache, grace, codec))]
+    #[pyo3(signature = (address, anchor_every, group_bytes, transfers, memory, attempts, cache, scratch, grace, codec))]
     #[expect(clippy::too_many_arguments, reason = "keywords of the Python class")]
     fn new(
         py: Python<'_>,
@@ -70,6 +70,7 @@ impl Store {
         memory: u64,
         attempts: u32,
         cache: Option<std::path::PathBuf>,
+        scratch: Option<std::path::PathBuf>,
         grace: f64,
         codec: &str,
     ) -> PyResult<Self> {
@@ -77,7 +78,8 @@ impl Store {
             .with_transfers(transfers)
             .with_memory(memory)
             .with_attempts(attempts)
-            .with_cache(cache);
+            .with_cache(cache)
+            .with_scratch(scratch);
         let grace = Duration::try_from_secs_f64(grace).map_err(|e| errors::input(py, &e.to_string()))?;
         let store = gcodec_store::Store::open(address, options).map_err(|e| raise(py, e))?.with_grace(grace);
         let policy = Policy::default()
@@ -200,7 +202,7 @@ impl Store {
     /// Downloads one tensor of a version.
     fn tensor(&self, py: Python<'_>, version: Option<u64>, name: &str) -> PyResult<Tensor> {
         let tensor = threads::run(py, || self.store.tensor(version, name))?;
-        tensor.map(Tensor::of).map_err(|e| raise(py, e))
+        tensor.map(|tensor| Tensor::of(tensor.into())).map_err(|e| raise(py, e))
     }
 }
 

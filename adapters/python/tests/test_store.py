@@ -18,9 +18,9 @@ def equal(engine, step):
     return all(np.array_equal(engine[name], tensor) for name, tensor in weights(step).items())
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "run", grace=0.0)
+@pytest.fixture(params=["memory", "files"])
+def store(tmp_path, request):
+    return Store(tmp_path / "run", grace=0.0, scratch=None if request.param == "memory" else tmp_path)
 
 
 def test_a_follower_gets_what_changed(store):

@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use gcodec_store::object_store::local::LocalFileSystem;
 use gcodec_store::object_store::path::Path;
-use gcodec_store::{Collection, Options, Publisher, Store};
+use gcodec_store::{Collection, Publisher, Store};
 
 use crate::basics::policy;
 use crate::faulty::{Fault, Faulty};
-use crate::weights::{check, publish};
+use crate::weights::{check, options, publish};
 
 /// Variable with the work, the folder and the number of the call at which the process waits for its end.
 const CHILD: &str = "GCODEC_STORE_CHILD";
 
 fn folder_store(folder: &str) -> Store {
-    Store::open(folder, Options::default().with_attempts(1)).unwrap()
+    Store::open(folder, options().with_attempts(1)).unwrap()
 }
 
 fn work(store: &Store, what: &str) {
@@ -43,7 +43,7 @@ fn child() {
         }
         Fault::None
     });
-    let store = Store::with_objects(faulty, Path::default(), Options::default()).unwrap();
+    let store = Store::with_objects(faulty, Path::default(), options()).unwrap();
     work(&store, what);
     println!("finished");
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use futures_util::TryStreamExt;
 use gcodec_store::object_store::path::Path;
 use gcodec_store::object_store::{ObjectStore, ObjectStoreExt};
-use gcodec_store::{Error, Options, Store};
+use gcodec_store::{Error, Store};
 
 use crate::basics::{fill, memory, open};
-use crate::weights::check;
+use crate::weights::{check, options};
 
 fn wait<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
@@ -35,7 +35,7 @@ fn copy(content: &[(Path, Vec<u8>)]) -> Arc<dyn ObjectStore> {
 }
 
 fn hurried(objects: &Arc<dyn ObjectStore>) -> Store {
-    let options = Options::default().with_attempts(1);
+    let options = options().with_attempts(1);
     Store::with_objects(Arc::clone(objects), Path::from("runs/7"), options).unwrap()
 }
 
@@ -58,7 +58,7 @@ fn pull_all(objects: &Arc<dyn ObjectStore>, last: u64) -> (u64, u64) {
             }
         }
         if let Ok(tensor) = store.tensor(Some(version), "embed") {
-            assert_eq!(tensor, crate::weights::weights(version)[0].1);
+            assert_eq!(tensor.view(), crate::weights::weights(version)[0].1.view());
         }
     }
     (right, refused)
@@ -149,7 +149,7 @@ fn forged_records_are_refused() {
         assert_eq!(hurried(&objects).latest().unwrap(), 2, "{hint}");
     }
     // Weights larger than the reader wants are refused before they are decoded.
-    let small = Options::default().with_max_weights(100);
+    let small = options().with_max_weights(100);
     let small = Store::with_objects(Arc::clone(&objects), Path::from("runs/7"), small).unwrap();
     assert!(matches!(small.pull(None, None), Err(Error::Limit { .. })));
 }

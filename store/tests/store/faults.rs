@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gcodec_store::object_store::path::Path;
-use gcodec_store::{Collection, Options, Publisher, Staged, Store};
+use gcodec_store::{Collection, Publisher, Staged, Store};
 
 use crate::basics::{fill, memory, open, policy};
 use crate::faulty::{Fault, Faulty};
-use crate::weights::{check, publish};
+use crate::weights::{check, options, publish};
 
 const FAULTS: [Fault; 6] =
     [Fault::Refused, Fault::Unanswered, Fault::Cut, Fault::Short, Fault::Flipped, Fault::Late];
 
 fn over(faulty: &Arc<Faulty>, attempts: u32) -> Store {
-    let options = Options::default().with_attempts(attempts).with_backoff(Duration::from_micros(1));
+    let options = options().with_attempts(attempts).with_backoff(Duration::from_micros(1));
     Store::with_objects(Arc::clone(faulty) as _, Path::from("runs/7"), options).unwrap()
 }
 

@@ -7,6 +7,7 @@ mod damage;
 mod faults;
 mod faulty;
 mod races;
+mod scratch;
 mod servers;
 mod tables;
 mod weights;

@@ -9,10 +9,10 @@ mod http {
     use std::net::{TcpListener, TcpStream};
     use std::path::PathBuf;
 
-    use gcodec_store::{Options, Store};
+    use gcodec_store::Store;
 
     use super::fill;
-    use crate::weights::check;
+    use crate::weights::{check, options};
 
     /// Serves files of a folder, with ranges, and nothing else: no listing, no writing.
     fn serve(folder: PathBuf) -> String {
@@ -79,18 +79,18 @@ mod http {
     #[test]
     fn a_file_server_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        let local = Store::open(folder.path().join("run").to_str().unwrap(), Options::default()).unwrap();
+        let local = Store::open(folder.path().join("run").to_str().unwrap(), options()).unwrap();
         fill(&local, 7);
         local.fold(2, 7).unwrap();
         let address = format!("{}/run", serve(folder.path().to_owned()));
-        let store = Store::open(&address, Options::default().with_attempts(2)).unwrap();
+        let store = Store::open(&address, options().with_attempts(2)).unwrap();
         let held = store.pull(None, Some(2)).unwrap();
         check(&held);
         // Without a listing, the fold of exactly these versions is found.
         let staged = store.stage(Some(&held), None).unwrap();
         assert_eq!(staged.steps(), 1);
         check(&staged.verify().unwrap().commit(Some(held)).unwrap());
-        assert_eq!(store.tensor(None, "embed").unwrap(), crate::weights::weights(7)[0].1);
+        assert_eq!(store.tensor(None, "embed").unwrap().view(), crate::weights::weights(7)[0].1.view());
         assert!(store.gc(&Default::default()).is_err());
     }
 }
@@ -103,11 +103,11 @@ mod s3 {
 
     use gcodec_store::object_store::aws::AmazonS3Builder;
     use gcodec_store::object_store::path::Path;
-    use gcodec_store::{Collection, Error, Options, Publisher, Store};
+    use gcodec_store::{Collection, Error, Publisher, Store};
 
     use super::fill;
     use crate::basics::policy;
-    use crate::weights::{check, publish};
+    use crate::weights::{check, options, publish};
 
     struct Server(Child);
 
@@ -174,7 +174,7 @@ mod s3 {
             .build()
             .unwrap();
         let s3 = Arc::new(s3);
-        let open = || Store::with_objects(s3.clone(), Path::from("runs/7"), Options::default()).unwrap();
+        let open = || Store::with_objects(s3.clone(), Path::from("runs/7"), options()).unwrap();
         let store = open().with_grace(Duration::ZERO);
         fill(&store, 7);
         let held = store.pull(None, Some(2)).unwrap();
@@ -189,7 +189,7 @@ mod s3 {
         assert!(matches!(publish(&mut publishers[1], 9), Err(Error::Conflict { version: 8 })));
         publishers[1].synchronise().unwrap();
         assert_eq!(publish(&mut publishers[1], 9).unwrap().version, 9);
-        assert_eq!(store.tensor(None, "embed").unwrap(), crate::weights::weights(9)[0].1);
+        assert_eq!(store.tensor(None, "embed").unwrap().view(), crate::weights::weights(9)[0].1.view());
         // S3 states times in seconds.
         std::thread::sleep(Duration::from_millis(1100));
         assert!(store.gc(&Collection::default()).unwrap().deleted > 0);

@@ -3,7 +3,15 @@
 use std::collections::BTreeMap;
 
 use gcodec::{Dtype, TensorBuf, TensorView};
-use gcodec_store::{Published, Publisher, Replica, Result, Verified};
+use gcodec_store::{Options, Published, Publisher, Replica, Result, Verified};
+
+/// Variable with the folder for temporary files. Without it, the stores of these tests have none.
+pub(crate) const SCRATCH: &str = "GCODEC_STORE_SCRATCH";
+
+/// Returns the options of the stores of these tests.
+pub(crate) fn options() -> Options {
+    Options::default().with_scratch(std::env::var_os(SCRATCH).map(Into::into))
+}
 
 /// Names, types and shapes: two groups of 1 KiB and an own group for the large one.
 const TENSORS: [(&str, Dtype, &[u64]); 6] = [

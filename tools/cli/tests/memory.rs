@@ -3,6 +3,8 @@
 #![allow(missing_docs)]
 
 use std::fs::File;
+#[cfg(feature = "store")]
+use std::io::Read;
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,11 +27,11 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Writes the header of a file of bf16 tensors, and returns where their elements begin.
-fn begin(file: &mut File, tensors: u64) -> u64 {
+/// Writes the header of a file of bf16 tensors with `len` elements, and returns where their elements begin.
+fn begin(file: &mut File, tensors: u64, len: u64) -> u64 {
     let entry = |i: u64| {
-        let (start, end) = (i * LEN * 2, (i + 1) * LEN * 2);
-        format!("\"w{i}\":{{\"dtype\":\"BF16\",\"shape\":[{LEN}],\"data_offsets\":[{start},{end}]}}")
+        let (start, end) = (i * len * 2, (i + 1) * len * 2);
+        format!("\"w{i}\":{{\"dtype\":\"BF16\",\"shape\":[{len}],\"data_offsets\":[{start},{end}]}}")
     };
     let header = format!("{{{}}}", (0..tensors).map(entry).collect::<Vec<_>>().join(","));
     let header = format!("{header:width$}", width = header.len().next_multiple_of(8));
@@ -42,7 +44,7 @@ fn begin(file: &mut File, tensors: u64) -> u64 {
 /// length; `None` where the file system has no holes.
 fn sparse(path: &Path, tensors: u64) -> Option<u64> {
     let mut file = File::create(path).unwrap();
-    let data = begin(&mut file, tensors);
+    let data = begin(&mut file, tensors, LEN);
     for i in 0..tensors {
         file.seek(SeekFrom::Start(data + i * LEN * 2)).unwrap();
         file.write_all(&[0x80, 0x3f]).unwrap();
@@ -59,6 +61,11 @@ fn sparse(path: &Path, tensors: u64) -> Option<u64> {
 /// Writes a file of tensors with the elements of a real gradient, over and over. `changed`: one element in so
 /// many has another last bit.
 fn filled(path: &Path, tensors: u64, changed: Option<usize>) {
+    filled_with(path, tensors, LEN, changed);
+}
+
+/// As [`filled`], with tensors of `len` elements, a multiple of [`LEN`].
+fn filled_with(path: &Path, tensors: u64, len: u64, changed: Option<usize>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("gradients");
     let gradient = std::fs::read(folder.join("digits_convnet_step0030_worker0.safetensors")).unwrap();
     let header = u64::from_le_bytes(gradient[..8].try_into().unwrap()) as usize;
@@ -69,8 +76,8 @@ fn filled(path: &Path, tensors: u64, changed: Option<usize>) {
         elements.iter_mut().step_by(2 * changed).for_each(|byte| *byte ^= 1);
     }
     let mut file = File::create(path).unwrap();
-    begin(&mut file, tensors);
-    (0..tensors).for_each(|_| file.write_all(&elements).unwrap());
+    begin(&mut file, tensors, len);
+    (0..tensors * len / LEN).for_each(|_| file.write_all(&elements).unwrap());
 }
 
 /// Runs the binary with a limit on its data: allocations, and the stacks of its threads.
@@ -129,6 +136,60 @@ fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
     run(dir.path(), "decode d.gcu -o - --base a.safetensors", limit);
     run(dir.path(), "diff b.safetensors d.gcu --base a.safetensors", limit);
     run(dir.path(), "digest d.gcu --base a.safetensors", limit);
+}
+
+#[test]
+fn a_tensor_larger_than_the_limit_is_encoded_compared_and_applied() {
+    let dir = folder();
+    filled_with(&path(&dir, "a.safetensors"), 1, 16 * LEN, None);
+    filled_with(&path(&dir, "b.safetensors"), 1, 16 * LEN, Some(6));
+    let limit = limit(32 << 20);
+    run(dir.path(), "encode b.safetensors -o d.gcu --codec delta --base a.safetensors", limit);
+    run(dir.path(), "decode d.gcu -o - --base a.safetensors", limit);
+    run(dir.path(), "diff b.safetensors d.gcu --base a.safetensors", limit);
+}
+
+/// Compares the elements of two files, which are at their ends.
+#[cfg(feature = "store")]
+#[track_caller]
+fn assert_equal(dir: &tempfile::TempDir, one: &str, other: &str) {
+    let mut files = [one, other].map(|name| File::open(path(dir, &format!("{name}.safetensors"))).unwrap());
+    let mut chunks = [vec![0; 1 << 20], vec![0; 1 << 20]];
+    let bytes = 16 * LEN * 2;
+    files.iter_mut().for_each(|file| _ = file.seek(SeekFrom::End(-(bytes as i64))).unwrap());
+    for at in 0..bytes >> 20 {
+        files.iter_mut().zip(&mut chunks).for_each(|(file, chunk)| file.read_exact(chunk).unwrap());
+        assert!(chunks[0] == chunks[1], "{one} and {other}, MiB {at}");
+    }
+}
+
+/// Versions of 512 MB, in 16 tensors or in one.
+#[cfg(feature = "store")]
+#[test]
+fn versions_larger_than_the_limit_are_published_pulled_and_folded() {
+    for tensors in [16, 1] {
+        let dir = folder();
+        for (name, changed) in [("a", None), ("b", Some(6)), ("c", Some(9))] {
+            let path = path(&dir, &format!("{name}.safetensors"));
+            filled_with(&path, tensors, 16 / tensors * LEN, changed);
+        }
+        let limit = limit(32 << 20);
+        run(dir.path(), "publish st a.safetensors", limit);
+        // Without a base, the version before is built from the store.
+        run(dir.path(), "publish st b.safetensors", limit);
+        run(dir.path(), "pull st -o new.safetensors", limit);
+        assert_equal(&dir, "new", "b");
+        run(dir.path(), "publish st c.safetensors --base new.safetensors", limit);
+        run(dir.path(), "fold st 1 3", limit);
+        run(dir.path(), "pull st -o old.safetensors --version 1", limit);
+        run(dir.path(), "pull st -o new.safetensors --base old.safetensors", limit);
+        assert_equal(&dir, "new", "c");
+        // The anchor and two deltas, one after the other.
+        std::fs::remove_dir_all(path(&dir, "st").join("folds")).unwrap();
+        run(dir.path(), "pull st -o new.safetensors", limit);
+        assert_equal(&dir, "new", "c");
+        run(dir.path(), "pull st -o one.safetensors --tensor w0", limit);
+    }
 }
 
 #[test]

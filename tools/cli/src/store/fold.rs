@@ -3,6 +3,7 @@
 use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{human_bytes, note};
+use gcodec_store::Options;
 
 /// Store one delta that replaces several
 ///
@@ -19,7 +20,8 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
-    let folded = args.place.open("folding", None)?.fold(args.from, args.to).in_store(&args.place)?;
+    let store = args.place.open_large("folding", Options::default(), None)?;
+    let folded = store.fold(args.from, args.to).in_store(&args.place)?;
     if !quiet {
         note(format_args!(
             "versions {} to {}: {} in the place of {}",

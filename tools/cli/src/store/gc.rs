@@ -3,7 +3,7 @@
 use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{counted, human_bytes, note, print};
-use gcodec_store::Collection;
+use gcodec_store::{Collection, Options};
 
 /// Delete weights of a store that no reader needs
 ///
@@ -26,7 +26,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
-    let store = args.place.open("collecting", None)?;
+    let store = args.place.open("collecting", Options::default())?;
     let collection = Collection::default().with_keep(args.keep).with_dry_run(args.dry_run);
     let collected = store.gc(&collection).in_store(&args.place)?;
     if args.json {

@@ -3,6 +3,7 @@
 use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{Align, Table, human_bytes, print, printable};
+use gcodec_store::Options;
 
 /// List the versions of a store, newest first
 #[derive(Debug, clap::Args)]
@@ -19,7 +20,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let versions = args.place.open("reading", None)?.log(args.count).in_store(&args.place)?;
+    let versions = args.place.open("reading", Options::default())?.log(args.count).in_store(&args.place)?;
     if args.json {
         for v in versions {
             let line = serde_json::json!({

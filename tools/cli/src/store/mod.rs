@@ -12,7 +12,7 @@ use crate::fit::Prefixes;
 use crate::progress::Progress;
 use crate::tensors::versions;
 use crate::tensors::{Dump, NamedTensor};
-use gcodec_store::{Error, Options, Replica, Store};
+use gcodec_store::{Error, Options, Replica, Store, Tensor};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ struct Place {
     /// Objects that are transferred at the same time
     #[arg(long, value_name = "N", default_value_t = 8)]
     transfers: u16,
-    /// MiB of objects in memory at the same time, unless one object is larger
+    /// MiB of objects on this machine at the same time, unless one object is larger
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: u64,
 }
@@ -63,7 +63,7 @@ impl Place {
     }
 
     /// Opens the store; a progress bar shows its transfers.
-    fn open(&self, what: &'static str, cache: Option<PathBuf>) -> Result<Store> {
+    fn open(&self, what: &'static str, options: Options) -> Result<Store> {
         if self.newest()?.is_some() {
             let what = "the folder has versions of slime and miles, of which `gcodec pull`, `verify` and `audit` \
                         read all, and other commands each; `gcodec convert --to` adds versions";
@@ -75,12 +75,20 @@ impl Place {
             progress.0.set_length(total);
             progress.set(done);
         };
-        let options = Options::default()
+        let options = options
             .with_transfers(self.transfers.max(1).into())
             .with_memory(self.memory.saturating_mul(1 << 20))
-            .with_cache(cache)
             .with_progress(Some(Arc::new(show)));
         Store::open(&self.store, options).in_store(self)
+    }
+
+    /// Opens the store for a command that holds weights: temporary files have them, in `scratch`, in the
+    /// folder of the store, or in that of the system.
+    fn open_large(&self, what: &'static str, options: Options, scratch: Option<PathBuf>) -> Result<Store> {
+        let address = self.store.strip_prefix("file://").unwrap_or(&self.store);
+        let folder = || (!address.contains("://")).then(|| PathBuf::from(address));
+        let scratch = scratch.or_else(folder).unwrap_or_else(std::env::temp_dir);
+        self.open(what, options.with_scratch(Some(scratch)))
     }
 }
 
@@ -97,9 +105,23 @@ fn held(place: &Place, store: &Store, prefixes: &Prefixes, mut dump: Dump) -> Re
         true => HashMap::new(),
         false => prefixes.counterparts(&store.names(version).in_store(place)?, &mut dump)?,
     };
-    let tensors =
-        dump.tensors.into_iter().map(NamedTensor::into_parts).collect::<gcodec::Result<Vec<_>>>()?;
+    let tensors = dump.tensors.into_iter().map(shared).collect::<gcodec::Result<Vec<_>>>()?;
     Ok(Held { replica: store.hold(version, tensors).in_store(place)?, own })
+}
+
+/// Returns a tensor of a file, which stays mapped.
+fn shared(tensor: NamedTensor) -> gcodec::Result<(String, Tensor)> {
+    struct Elements(NamedTensor);
+
+    impl AsRef<[u8]> for Elements {
+        fn as_ref(&self) -> &[u8] {
+            self.0.view().data()
+        }
+    }
+
+    let (name, view) = (tensor.name().to_owned(), tensor.view());
+    let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+    Ok((name, Tensor::new(dtype, shape, Elements(tensor))?))
 }
 
 /// Returns the version that a file states.

@@ -8,7 +8,7 @@ use crate::options::{NameGlob, parse_pair};
 use crate::output::{human_bytes, note, print};
 use crate::tensors::{Dump, Labels};
 use gcodec::Codec;
-use gcodec_store::{Policy, Publisher};
+use gcodec_store::{Options, Policy, Publisher};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -19,9 +19,9 @@ use std::path::PathBuf;
 /// version is visible.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Without --base, the version before is downloaded. With --codec delta:values=overwrite, the delta has
-the new elements instead of differences. It is larger, but a receiver may apply it twice, or to
-elements that differ.
+Without --base, the version before is downloaded, to a temporary file in the store's folder or in
+TMPDIR. With --codec delta:values=overwrite, the delta has the new elements instead of differences. It
+is larger, but a receiver may apply it twice, or to elements that differ.
 
 Examples:
   gcodec publish runs/7 step0001.safetensors --meta step=1
@@ -63,13 +63,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let mut dump = Dump::open_whole(&args.input, &args.without, quiet)?;
     args.prefixes.rename(&mut dump).in_file(&args.input)?;
     meta.extend(Labels::of(&dump.metadata).entry());
-    let store = args.place.open("publishing", None)?;
+    let store = args.place.open_large("publishing", Options::default(), None)?;
     let held = |path| held(&args.place, &store, &args.prefixes, Dump::open_carrying(path)?).in_file(path);
     let base = args.base.as_deref().map(held).transpose()?.map(|held| held.replica);
     let policy = Policy::default().with_anchor_every(args.anchor_every.max(1)).with_codec(args.codec);
-    let mut publisher = Publisher::with_base(&store, policy, base).in_store(&args.place)?;
+    let publisher = Publisher::with_base(&store, policy, base).in_store(&args.place)?;
     let views: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
-    let published = publisher.publish(&views, meta).in_store(&args.place)?;
+    let published = publisher.publish_last(&views, meta).in_store(&args.place)?;
     if args.json {
         print(format_args!(
             "{}\n",

@@ -25,6 +25,7 @@ use encoding::unknown;
 pub(crate) use encoding::{Checksum, Encoding};
 use rayon::prelude::*;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -362,6 +363,26 @@ impl Chain {
     }
 
     fn resolve_within(&self, base: Option<Dump>, room: &mut Room) -> Result<Dump> {
+        let mut dump = self.begin_within(base, room)?;
+        if !room.unread {
+            let changed: BTreeSet<&str> = self.steps.iter().flat_map(Step::names).collect();
+            dump.tensors.par_iter_mut().filter(|t| changed.contains(t.name())).try_for_each(|tensor| {
+                tensor.data = Data::Owned(self.bytes_of(tensor)?.into_owned());
+                tensor.stored = None;
+                Ok::<(), Failure>(())
+            })?;
+        }
+        Ok(dump)
+    }
+
+    /// Returns the tensors of the start, with the metadata of the version: [`Self::bytes_of`] tells what each
+    /// becomes.
+    #[cfg(feature = "store")]
+    pub(crate) fn begin(&self, base: Option<Dump>) -> Result<Dump> {
+        self.begin_within(base, &mut Room::default())
+    }
+
+    fn begin_within(&self, base: Option<Dump>, room: &mut Room) -> Result<Dump> {
         let mut dump = match (base, &self.start) {
             (Some(base), _) => base,
             (None, Start::Whole(folder)) => whole(folder, room)?,
@@ -372,18 +393,17 @@ impl Chain {
             return Err(fault);
         }
         self.steps.iter().try_for_each(|step| step.check_names(&dump))?;
-        if !room.unread {
-            let changed: BTreeSet<&str> = self.steps.iter().flat_map(Step::names).collect();
-            dump.tensors.par_iter_mut().filter(|t| changed.contains(t.name())).try_for_each(|tensor| {
-                let mut data = tensor.bytes().into_owned();
-                self.steps.iter().try_for_each(|step| step.apply(tensor.name(), &mut data))?;
-                tensor.data = Data::Owned(data);
-                tensor.stored = None;
-                Ok::<(), Failure>(())
-            })?;
-        }
         dump.metadata.extend(self.steps.last().map(|step| step.difference.said()).into_iter().flatten());
         Ok(dump)
+    }
+
+    /// Returns the elements that a tensor of the start has in the version, after comparing their checksums.
+    pub(crate) fn bytes_of<'t>(&self, tensor: &'t NamedTensor) -> Result<Cow<'t, [u8]>> {
+        let mut data = tensor.bytes();
+        for step in self.steps.iter().filter(|step| step.changes.contains_key(tensor.name())) {
+            step.apply(tensor.name(), data.to_mut())?;
+        }
+        Ok(data)
     }
 }
 
