@@ -112,10 +112,13 @@ fn run() -> Result<bool> {
         Task::Launch { rust_only, training } => launch(rust_only, training),
         Task::Aggregator { listen, roster, training } => {
             let listener = TcpListener::bind(&listen).map_err(|e| format!("{listen}: {e}"))?;
+            println!("listening on {listen}");
             let outcome =
                 aggregator::run(&listener, &training.config(roster)?, &Control::default(), &|event| {
                     println!("{event}");
                 })?;
+            let updates = outcome.rounds * outcome.same.len() as u64;
+            println!("an update of {updates} has {} bytes on average", outcome.received / updates.max(1));
             Ok(outcome.same.values().all(|same| *same))
         }
         Task::Worker { connect, name } => worker::run(&connect, &name).map(|_| true),

@@ -1,11 +1,17 @@
 """Real exchanges between processes on links of a rate and a latency: times of steps, as CSV.
 
-    python tools/scale/real/run.py [--output FOLDER] [--workers N ..] [--rates MBIT ..] [--latencies MS ..]
+    python tools/scale/real/run.py [--output FOLDER] [--only PART] [--workers N ..] [--rates MBIT ..]
+    [--latencies MS ..]
 
 Linux, as root, with iproute2 and the Python package of gcodec with torch. Every worker is a process in a
-network namespace of its own; see network.py. The gradients are real ones of the public set. A step is an
-exchange alone: no compute. FOLDER gets real.csv, one row for each measurement, and parts.csv, what each codec
-costs one process alone.
+network namespace of its own; see network.py. The gradients are real ones of the public set. FOLDER gets:
+
+- parts.csv: what each codec costs one process alone (part `parts`).
+- real.csv: exchanges alone, without compute (part `exchange`, 33 minutes).
+- more.csv: the same of more codecs, with fewer workers on faster links (part `more`).
+- overlap.csv: steps with compute of another device, exchanged after it or during it (part `overlap`).
+- aggregator.csv: rounds of the Rust aggregator of examples/federation and its workers (part `aggregator`); it
+  needs `cargo build --release -p gcodec-federation`.
 """
 
 from __future__ import annotations
@@ -17,20 +23,38 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import aggregator
 import network
 
 HERE = Path(__file__).parent
 GRADIENTS = Path(os.environ.get("GCODEC_GRADIENTS", HERE.parents[2].parent / "shared" / "gradients"))
 FILES = [GRADIENTS / f"resnet_step0200_worker{n}.safetensors" for n in range(4)]
-CODECS = ["none", "int8", "natural", "topk:density=0.01", "topk:density=0.001", "sbc:density=0.001", "scalecom:density=0.01"]
+CODECS = [
+    "none",
+    "int8",
+    "natural",
+    "topk:density=0.01",
+    "topk:density=0.001",
+    "sbc:density=0.001",
+    "scalecom:density=0.01",
+]
+MORE_CODECS = ["raw", "lossless", "sign", "topk:density=0.1", "topk:density=0.01,values=pow2", "sidco:density=0.001,values=pow2"]
+# Seconds of compute of a step whose exchange may overlap with it, and what is measured so.
+COMPUTE = 0.3
+OVERLAPPED = ["none", "int8", "topk:density=0.01"]
+# More codecs, and steps with compute, run with fewer workers on faster links: each takes minutes otherwise.
+FEW, FAST = 8, 100
 # A rate that the machine does not reach: what it carries is measured first.
 FREE = 20_000
 ROW = ["workers", "mbit", "ms", "codec", "steps", "seconds", "fastest", "slowest", "coding", "sent", "received"]
+OVERLAP_ROW = [*ROW, "compute", "buckets"]
 
 
 class Workers:
@@ -51,11 +75,11 @@ class Workers:
         self._connections += 1
         self._ask({"connect": f"tcp://{network.address(0)}:{29500 + self._connections}"})
 
-    def measure(self, codec: str) -> list[dict[str, Any]]:
+    def measure(self, codec: str, compute: float = 0.0, overlap: bool = False) -> list[dict[str, Any]]:
         """Returns what each worker measured."""
-        return self._ask({"codec": codec})
+        return self._ask({"codec": codec, "compute": compute, "overlap": overlap})
 
-    def _ask(self, what: dict[str, str]) -> list[dict[str, Any]]:
+    def _ask(self, what: dict[str, Any]) -> list[dict[str, Any]]:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(what) + "\n")
@@ -91,11 +115,15 @@ def row(world: int, mbit: float, ms: float, codec: str, results: list[dict[str, 
     return [world, mbit, ms, codec, len(steps), *(f"{t:.6f}" for t in times), *traffic]
 
 
-def parts() -> list[dict[str, Any]]:
-    """Returns what each codec costs one process alone."""
-    command = [sys.executable, str(HERE / "parts.py"), str(FILES[0]), *CODECS]
+def write_parts(path: Path) -> None:
+    """Measures what each codec costs one process alone."""
+    command = [sys.executable, str(HERE / "parts.py"), str(FILES[0]), *CODECS, *MORE_CODECS]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    return [json.loads(line) for line in lines]
+    with path.open("w") as file:
+        file.write(about())
+        table = csv.DictWriter(file, ["codec", "plain", "update", "values", "encode", "add", "sum"], restval="", lineterminator="\n")
+        table.writeheader()
+        table.writerows(json.loads(line) for line in lines)
 
 
 def about() -> str:
@@ -103,9 +131,78 @@ def about() -> str:
     return f"# {date.today()}, {os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}\n"
 
 
+@contextmanager
+def written(path: Path, titles: list[str]) -> Iterator[Any]:
+    """Gives a function that writes a row to a new file of results, and prints it."""
+    with path.open("w") as file:
+        file.write(about())
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(titles)
+
+        def write(*cells: Any) -> None:
+            table.writerow(cells)
+            file.flush()
+            print(*cells, flush=True)
+
+        yield write
+
+
+def links(asked: argparse.Namespace, free: bool = True) -> list[tuple[float, float]]:
+    """Returns the rates and latencies of links, those that the machine does not fill first."""
+    first = [(FREE, 0.0), *((FREE, ms) for ms in asked.latencies if ms > 0)][:2]
+    return [*(first if free else []), *((rate, ms) for rate in asked.rates for ms in asked.latencies)]
+
+
+def exchanges(path: Path, codecs: list[str], asked: argparse.Namespace) -> None:
+    """Measures exchanges alone."""
+    with written(path, ROW) as write:
+        for world in asked.workers:
+            with network.Network(world) as net:
+                workers = Workers(world)
+                for mbit, ms in links(asked):
+                    net.shape(mbit, ms)
+                    workers.connect()
+                    for codec in ["small", *(codecs if mbit != FREE else ["none"])]:
+                        write(*row(world, mbit, ms, codec, workers.measure(codec)))
+                workers.end()
+
+
+def overlaps(path: Path, asked: argparse.Namespace) -> None:
+    """Measures steps with compute, whose exchange begins after it or during it."""
+    with written(path, OVERLAP_ROW) as write:
+        for world in asked.workers:
+            with network.Network(world) as net:
+                workers = Workers(world)
+                for mbit, ms in links(asked):
+                    net.shape(mbit, ms)
+                    workers.connect()
+                    for codec in ["small", "none"] if mbit == FREE else ["small"]:
+                        write(*row(world, mbit, ms, codec, workers.measure(codec)), 0, 1)
+                    steps = [] if mbit == FREE else [(codec, overlap) for codec in OVERLAPPED for overlap in (False, True)]
+                    for codec, overlap in steps:
+                        results = workers.measure(codec, COMPUTE, overlap)
+                        write(*row(world, mbit, ms, codec, results), COMPUTE, results[0]["buckets"])
+                workers.end()
+
+
+def rounds(path: Path, asked: argparse.Namespace) -> None:
+    """Measures rounds of the aggregator."""
+    if not aggregator.PROGRAM.exists():
+        print(f"SKIPPED: rounds of the aggregator: {aggregator.PROGRAM} is missing: cargo build --release -p gcodec-federation")
+        return
+    with written(path, aggregator.ROW) as write:
+        for world in asked.workers:
+            with network.Network(world + 1) as net:
+                for mbit, ms in [(FREE, 0.0), *links(asked, free=False)]:
+                    net.shape(mbit, ms)
+                    for codec in aggregator.CODECS:
+                        write(world, mbit, ms, codec, *aggregator.measure(world, codec))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times real exchanges on shaped links.")
     parser.add_argument("--output", type=Path, default=HERE.parents[2] / "docs" / "scale", help="folder of the results")
+    parser.add_argument("--only", choices=["parts", "exchange", "more", "overlap", "aggregator"], help="measure this part only")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rates", type=float, nargs="+", default=[10, 100, 1000], help="megabits per second")
     parser.add_argument("--latencies", type=float, nargs="+", default=[0, 10, 50], help="milliseconds from one machine to another")
@@ -115,29 +212,20 @@ def main() -> None:
         print(f"SKIPPED: real exchanges: {why}")
         return
     asked.output.mkdir(parents=True, exist_ok=True)
-    costs = parts()
-    with (asked.output / "parts.csv").open("w") as file:
-        file.write(about())
-        table = csv.DictWriter(file, ["codec", "plain", "update", "values", "encode", "add", "sum"], restval="", lineterminator="\n")
-        table.writeheader()
-        table.writerows(costs)
-    with (asked.output / "real.csv").open("w") as file:
-        file.write(about())
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(ROW)
-        for world in asked.workers:
-            with network.Network(world) as net:
-                workers = Workers(world)
-                free = [(FREE, 0.0), *((FREE, ms) for ms in asked.latencies if ms > 0)][:2]
-                for mbit, ms in [*free, *((rate, ms) for rate in asked.rates for ms in asked.latencies)]:
-                    net.shape(mbit, ms)
-                    workers.connect()
-                    for codec in ["small", *(CODECS if mbit != FREE else CODECS[:1])]:
-                        measured = row(world, mbit, ms, codec, workers.measure(codec))
-                        table.writerow(measured)
-                        file.flush()
-                        print(*measured, flush=True)
-                workers.end()
+    wanted = {asked.only} if asked.only else {"parts", "exchange", "more", "overlap", "aggregator"}
+    few = argparse.Namespace(**vars(asked))
+    few.workers = [world for world in asked.workers if world <= FEW]
+    few.rates = [rate for rate in asked.rates if rate >= FAST]
+    if "parts" in wanted:
+        write_parts(asked.output / "parts.csv")
+    if "exchange" in wanted:
+        exchanges(asked.output / "real.csv", CODECS, asked)
+    if "more" in wanted:
+        exchanges(asked.output / "more.csv", MORE_CODECS, few)
+    if "overlap" in wanted:
+        overlaps(asked.output / "overlap.csv", few)
+    if "aggregator" in wanted:
+        rounds(asked.output / "aggregator.csv", asked)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 run.py starts it in a namespace and writes a line of JSON for each measurement; each gets a line back.
 """
 
-from __future__ import annotations
+# DistributedDataParallel reads the hook's annotations, which therefore are not strings.
 
 import json
 import os
@@ -14,13 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import gcodec
 import gcodec.torch
 
 # Seconds that the measured steps of one codec take at least, if these are not the most steps.
 WANTED, LEAST, MOST = 0.7, 2, 8
-
+# Share of the compute that is the backward pass.
+BACKWARD = 2 / 3
+# Megabytes of a bucket of DistributedDataParallel. Its first one has as many.
+BUCKET_MB = 1
 
 
 class Gradients(torch.nn.Module):
@@ -33,6 +37,37 @@ class Gradients(torch.nn.Module):
             self.register_parameter(plain, torch.nn.Parameter(torch.zeros_like(gradients[name])))
 
 
+class _Layer(torch.autograd.Function):
+    """A layer whose backward pass takes seconds of another device, and gives a known gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, before: torch.Tensor, parameter: torch.Tensor, gradient: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.gradient, ctx.seconds = gradient, seconds
+        return before.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        time.sleep(ctx.seconds)
+        return outer[0], ctx.gradient.clone(), None, None
+
+
+class Network(Gradients):
+    """Layers that compute on another device: this one's processors wait, and are free for the exchange."""
+
+    def __init__(self, gradients: dict[str, torch.Tensor], compute: float) -> None:
+        super().__init__(gradients)
+        self.gradients, self.compute = gradients, compute
+        self.elements = sum(gradient.numel() for gradient in gradients.values())
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        time.sleep((1 - BACKWARD) * self.compute)
+        for plain, parameter in self.named_parameters():
+            gradient = self.gradients[self.names[plain]]
+            seconds = BACKWARD * self.compute * gradient.numel() / self.elements
+            loss = _Layer.apply(loss, parameter, gradient, seconds)
+        return loss
+
+
 def codec_of(text: str) -> Any:
     """Returns a codec of its name in the results."""
     if text.startswith("scalecom:density="):
@@ -41,9 +76,10 @@ def codec_of(text: str) -> Any:
 
 
 class Steps:
-    """The steps of one codec: `exchange` is called for each."""
+    """The steps of one codec: `exchange` is called for each, after `compute` seconds of another device."""
 
-    def __init__(self, codec: str, gradients: dict[str, torch.Tensor]) -> None:
+    def __init__(self, codec: str, gradients: dict[str, torch.Tensor], compute: float = 0.0) -> None:
+        self.compute = compute
         self.model = Gradients(gradients)
         self.fresh = {plain: gradients[name] for plain, name in self.model.names.items()}
         self.average = None if codec == "none" else gcodec.torch.Average(self.model, codec_of(codec))
@@ -54,10 +90,12 @@ class Steps:
         if self.average is None:
             flat = self.flat.clone()
             start = time.perf_counter()
+            time.sleep(self.compute)
             dist.all_reduce(flat)
             return time.perf_counter() - start
         gradients = {plain: tensor.clone() for plain, tensor in self.fresh.items()}
         start = time.perf_counter()
+        time.sleep(self.compute)
         self.average(gradients)
         return time.perf_counter() - start
 
@@ -72,9 +110,40 @@ class Steps:
         return [0.0] if profile is None else [profile.selection, profile.coding, profile.other]
 
 
-def measure(codec: str, gradients: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Returns the seconds of the steps of a codec, here, and the bytes of one."""
-    steps = Steps(codec, gradients)
+class Overlapped:
+    """The steps of one codec in DistributedDataParallel, whose buckets travel during the backward pass."""
+
+    def __init__(self, codec: str, gradients: dict[str, torch.Tensor], compute: float) -> None:
+        self.buckets = 0
+        network = Network(gradients, compute)
+        self.model = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=BUCKET_MB)
+        self.state = None if codec == "none" else gcodec.torch.State(network, codec)
+        self.model.register_comm_hook(self, Overlapped._hook)
+
+    def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self.buckets = bucket.index() + 1
+        return allreduce_hook(None, bucket) if self.state is None else gcodec.torch.hook(self.state, bucket)  # type: ignore[arg-type]
+
+    def exchange(self) -> float:
+        """Makes a step, and returns the seconds that it took here."""
+        self.model.zero_grad()
+        start = time.perf_counter()
+        self.model(torch.zeros(1, requires_grad=True)).sum().backward()
+        return time.perf_counter() - start
+
+    def traffic(self) -> tuple[int, int]:
+        """Returns the bytes sent and received so far."""
+        return (0, 0) if self.state is None else (self.state.profile.sent, self.state.profile.received)
+
+    def phases(self) -> list[float]:
+        """Returns the seconds so far of the phases in which this process did not wait for others."""
+        profile = None if self.state is None else self.state.profile
+        return [0.0] if profile is None else [profile.selection, profile.coding, profile.other]
+
+
+def measure(codec: str, gradients: dict[str, torch.Tensor], compute: float, overlap: bool) -> dict[str, Any]:
+    """Returns the seconds of the steps of a codec, here, and the bytes and buckets of one."""
+    steps = Overlapped(codec, gradients, compute) if overlap else Steps(codec, gradients, compute)
     # The first step compares the settings of all ranks; the second opens the windows of all connections.
     steps.exchange()
     longest = torch.tensor([steps.exchange()])
@@ -88,7 +157,8 @@ def measure(codec: str, gradients: dict[str, torch.Tensor]) -> dict[str, Any]:
         seconds.append(steps.exchange())
         phases.append([after - one for after, one in zip(steps.phases(), earlier, strict=True)])
     sent, received = ((after - earlier) / count for after, earlier in zip(steps.traffic(), before, strict=True))
-    return {"seconds": seconds, "phases": phases, "sent": sent, "received": received}
+    buckets = steps.buckets if isinstance(steps, Overlapped) else 1
+    return {"seconds": seconds, "phases": phases, "sent": sent, "received": received, "buckets": buckets}
 
 
 def small() -> dict[str, Any]:
@@ -120,7 +190,7 @@ def main() -> None:
         elif asked["codec"] == "small":
             result = small()
         else:
-            result = measure(asked["codec"], gradients)
+            result = measure(asked["codec"], gradients, asked["compute"], asked["overlap"])
         print(json.dumps(result), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::Result;
 use crate::model::{Exchange, Fleet, Growth, Link, Parts, SharedSet, step};
 use crate::page;
-use crate::real::{Alone, Results, Row};
+use crate::real::{Alone, Results, Round, Row};
 
 /// The share of rows, and the distance within which they must be.
 const WANTED: f64 = 0.9;
@@ -19,29 +19,64 @@ const HANDSHAKE: f64 = 2.0;
 /// All-gathers of a few bytes beside that of the updates, in `gcodec.torch.Average`: the ranks' tensors, the
 /// sizes of updates, and whether all ranks have decoded them.
 const CONTROL: u64 = 3;
+/// The same of the hook, whose buckets bring their sizes along.
+const HOOK_CONTROL: u64 = 1;
 
-/// Share of a step from which on the links dominate it: their rates and latencies, without any work of
-/// processors.
+/// Share of a step from which on it depends little on the work of these processors.
 const DOMINANT: f64 = 0.6;
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// An exchange alone.
+    Exchange,
+    /// A step with compute, and the exchange after it.
+    After,
+    /// A step with compute, during which buckets are exchanged.
+    During,
+    /// A round of the aggregator.
+    Round,
+}
+
+impl Kind {
+    const ALL: [(Self, &str); 4] = [
+        (Self::Exchange, "exchange alone"),
+        (Self::After, "exchange after compute"),
+        (Self::During, "exchange during compute"),
+        (Self::Round, "round of the aggregator"),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+}
 
 /// A measured step beside that of the model, in seconds.
 struct Compared<'r> {
-    row: &'r Row,
+    kind: Kind,
+    workers: u64,
+    mbit: f64,
+    /// Latency from one machine to another, in milliseconds.
+    ms: f64,
+    codec: &'r str,
+    seconds: f64,
+    /// Work of processors: coding, and in a round of the aggregator also compute.
+    work: f64,
     modelled: f64,
-    /// Seconds of the links alone.
-    links: f64,
+    /// Seconds without that work: the links, and compute of another device.
+    idle: f64,
 }
 
 impl Compared<'_> {
     /// Returns how much longer the model's step is than the measured one, as a share of that.
     fn error(&self) -> f64 {
-        self.modelled / self.row.seconds - 1.0
+        self.modelled / self.seconds - 1.0
     }
 
-    /// Whether the links take most of the step. The rest depends on which of the processes, and of other
-    /// programs, two cores run first.
+    /// Whether links, or compute elsewhere, take most of the step. The rest depends on which of the
+    /// processes, and of other programs, two cores run first.
     fn is_of_links(&self) -> bool {
-        self.links >= DOMINANT * self.row.seconds
+        self.idle >= DOMINANT * self.seconds
     }
 
     fn is_within(&self) -> bool {
@@ -59,8 +94,7 @@ pub(crate) fn run(folder: &Path, cores: u32, write: bool) -> Result<()> {
     if write {
         page::replace("gcodec-scale check --write", &text)?;
     }
-    let (of_links, _): (Vec<_>, Vec<_>) = compared.into_iter().partition(Compared::is_of_links);
-    match within(&of_links) as f64 >= WANTED * of_links.len() as f64 && !of_links.is_empty() {
+    match within(&compared) as f64 >= WANTED * compared.len() as f64 && !compared.is_empty() {
         true => Ok(()),
         false => Err(format!("fewer than {:.0} % of the steps are near the model", 100.0 * WANTED).into()),
     }
@@ -76,38 +110,77 @@ enum Coding {
 }
 
 fn compare(results: &Results, cores: u32, coding: Coding) -> Result<Vec<Compared<'_>>> {
-    let host = Host { results, cores: f64::from(cores), coding };
-    let measured = results.rows.iter().filter(|row| row.codec != SMALL && !host.is_free(row));
-    measured.map(|row| host.compare(row)).collect()
+    let mut all = Vec::new();
+    for rows in [&results.exchanges, &results.more, &results.overlaps] {
+        let host = Host { rows, alone: &results.alone, cores: f64::from(cores), coding };
+        let measured = rows.iter().filter(|row| row.codec != SMALL && !host.is_free(row));
+        all.extend(measured.map(|row| host.compare(row)).collect::<Result<Vec<_>>>()?);
+    }
+    let free = results.rounds.iter().map(|round| round.mbit).fold(0.0, f64::max);
+    let measured = results.rounds.iter().filter(|round| round.mbit != free);
+    all.extend(measured.map(|round| compare_round(results, round, free)).collect::<Result<Vec<_>>>()?);
+    Ok(all)
 }
 
 fn within(compared: &[Compared<'_>]) -> usize {
     compared.iter().filter(|one| one.is_within()).count()
 }
 
-/// The machine whose processes were measured.
+/// Compares a round of the aggregator. All work of the processors is that of a round on links that they do
+/// not fill.
+fn compare_round<'r>(results: &'r Results, round: &'r Round, free: f64) -> Result<Compared<'r>> {
+    let same = |one: &&Round| (one.workers, one.mbit, &one.codec) == (round.workers, free, &round.codec);
+    let work = results.rounds.iter().find(same).ok_or("no round on free links")?.seconds;
+    let n = round.workers as f64;
+    let parts = Parts {
+        plain: f64::INFINITY,
+        update: round.update,
+        encode: 0.0,
+        add: 0.0,
+        sum: 0.0,
+        answer: 0.0,
+        growth: Growth(vec![(n, round.sum / round.update)]),
+        set: None,
+    };
+    let fleet = Fleet {
+        workers: round.workers,
+        link: Link { bits_per_second: 1e6 * round.mbit, latency: round.ms / 1e3 },
+        groups: None,
+        compute: 0.0,
+        every: 1,
+        overlap: None,
+        control: 0,
+    };
+    let idle = step(&fleet, Exchange::Aggregator, &parts).ok_or("an exchange that the model lacks")?.seconds;
+    let Round { workers, mbit, ms, codec, seconds, .. } = round;
+    let (workers, mbit, ms, seconds) = (*workers, *mbit, *ms, *seconds);
+    Ok(Compared { kind: Kind::Round, workers, mbit, ms, codec, seconds, work, modelled: work + idle, idle })
+}
+
+/// The machine whose processes were measured, and what they measured on the same connections.
 struct Host<'r> {
-    results: &'r Results,
+    rows: &'r [Row],
+    alone: &'r [Alone],
     cores: f64,
     coding: Coding,
 }
 
-impl Host<'_> {
+impl<'r> Host<'r> {
     /// Whether a row is of links that the machine does not fill.
     fn is_free(&self, row: &Row) -> bool {
-        let fastest = self.results.rows.iter().map(|row| row.mbit).fold(0.0, f64::max);
+        let fastest = self.rows.iter().map(|row| row.mbit).fold(0.0, f64::max);
         row.mbit == fastest
     }
 
     /// Returns the row of free links with this many workers.
     fn free(&self, row: &Row, codec: &str) -> Result<&Row> {
-        let mut rows = self.results.rows.iter().filter(|one| self.is_free(one) && one.codec == codec);
+        let mut rows = self.rows.iter().filter(|one| self.is_free(one) && one.codec == codec);
         let found = rows.find(|one| one.workers == row.workers && (one.ms > 0.0) == (row.ms > 0.0));
         found.ok_or_else(|| format!("no row {codec} of {} workers on free links", row.workers).into())
     }
 
-    fn compare<'r>(&self, row: &'r Row) -> Result<Compared<'r>> {
-        let alone = |name: &str| self.results.alone.iter().find(|one| one.codec == name);
+    fn compare(&self, row: &'r Row) -> Result<Compared<'r>> {
+        let alone = |name: &str| self.alone.iter().find(|one| one.codec == name);
         let one = alone(&row.codec).ok_or_else(|| format!("parts.csv has no {}", row.codec))?;
         let plain = alone(PLAIN).ok_or("parts.csv has no row without compression")?;
         let parts = self.parts(one, row);
@@ -116,6 +189,13 @@ impl Host<'_> {
             (_, Some(_)) => Exchange::SharedSet,
             _ => Exchange::Gather,
         };
+        let kind = match (row.compute > 0.0, row.buckets > 1) {
+            (false, _) => Kind::Exchange,
+            (true, false) => Kind::After,
+            (true, true) => Kind::During,
+        };
+        // A little more than a bucket has, so that rounding makes no further bucket.
+        let overlap = (kind == Kind::During).then_some(1.001 * one.plain / row.buckets as f64);
         let fleet = Fleet {
             workers: row.workers,
             link: Link {
@@ -123,17 +203,19 @@ impl Host<'_> {
                 latency: self.latency(row)?,
             },
             groups: None,
-            compute: 0.0,
+            compute: row.compute,
             every: 1,
-            overlap: false,
-            control: CONTROL,
+            overlap,
+            control: if kind == Kind::During { HOOK_CONTROL } else { CONTROL },
         };
         let missing = "an exchange that the model lacks";
         let modelled = step(&fleet, exchange, &parts).ok_or(missing)?.seconds;
         let link = Link { bits_per_second: 1e6 * row.mbit, latency: HANDSHAKE * row.ms / 1e3 };
-        let alone = Parts { encode: 0.0, add: 0.0, sum: 0.0, ..parts };
-        let links = step(&Fleet { link, ..fleet }, exchange, &alone).ok_or(missing)?.seconds;
-        Ok(Compared { row, modelled, links })
+        let without = Parts { encode: 0.0, add: 0.0, sum: 0.0, ..parts };
+        let idle = step(&Fleet { link, ..fleet }, exchange, &without).ok_or(missing)?.seconds;
+        let Row { workers, mbit, ms, codec, seconds, coding, .. } = row;
+        let (workers, mbit, ms, seconds, work) = (*workers, *mbit, *ms, *seconds, *coding);
+        Ok(Compared { kind, workers, mbit, ms, codec, seconds, work, modelled, idle })
     }
 
     /// Returns what a codec costs each of several processes on the cores of one machine.
@@ -162,7 +244,7 @@ impl Host<'_> {
     /// Returns the seconds of a message without bytes: the latency of the link, twice, and the processors'
     /// time. An all-gather of 8 bytes on the same links shows it.
     fn latency(&self, row: &Row) -> Result<f64> {
-        let mut rows = self.results.rows.iter().filter(|one| one.codec == SMALL);
+        let mut rows = self.rows.iter().filter(|one| one.codec == SMALL);
         let small = rows.find(|one| (one.workers, one.mbit, one.ms) == (row.workers, row.mbit, row.ms));
         let small = small.ok_or("no all-gather of 8 bytes on the same links")?;
         Ok((small.seconds / (row.workers - 1) as f64).max(HANDSHAKE * row.ms / 1e3))
@@ -187,46 +269,52 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
     let shown =
         |(near, all): (usize, usize)| format!("{near} of {all} ({:.1} %)", 100.0 * near as f64 / all as f64);
     let text = format!(
-        "Within {:.0} % of the model are {} of the steps of which the links take at least {:.0} %, {} of the others, and {} \
-         of all; with the coding of one process alone, {} of all. Measured {}.",
+        "Within {:.0} % of the model are {} of all steps: {} of those of which links and compute take at least {:.0} %, and {} of the \
+         others. With the coding of one process alone, {} of all are. Measured {}.",
         100.0 * WITHIN,
+        shown(count(compared, &|_| true)),
         shown(count(compared, &|one| one.is_of_links())),
         100.0 * DOMINANT,
         shown(count(compared, &|one| !one.is_of_links())),
-        shown(count(compared, &|_| true)),
         shown(count(alone, &|_| true)),
         results.about
     );
     writeln!(out, "\n{}\n", page::wrapped(&text))?;
-    writeln!(out, "| workers | latency, ms | steps | within 15 % | middle error | largest error |")?;
-    writeln!(out, "|---|---|---|---|---|---|")?;
-    let mut groups: Vec<(u64, f64)> = compared.iter().map(|one| (one.row.workers, one.row.ms)).collect();
-    groups.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
-    groups.dedup();
-    for (workers, ms) in groups {
-        let of = compared.iter().filter(|one| (one.row.workers, one.row.ms) == (workers, ms));
-        let mut errors: Vec<f64> = of.map(|one| one.error().abs()).collect();
-        errors.sort_by(f64::total_cmp);
-        let near = errors.iter().filter(|error| **error <= WITHIN).count();
-        let (middle, largest) = (100.0 * errors[errors.len() / 2], 100.0 * errors[errors.len() - 1]);
-        writeln!(out, "| {workers} | {ms} | {} | {near} | {middle:.1} % | {largest:.1} % |", errors.len())?;
+    writeln!(out, "| step | workers | latency, ms | steps | within 15 % | middle error | largest error |")?;
+    writeln!(out, "|---|---|---|---|---|---|---|")?;
+    for (kind, name) in Kind::ALL {
+        let of_kind = || compared.iter().filter(|one| one.kind == kind);
+        let mut groups: Vec<(u64, f64)> = of_kind().map(|one| (one.workers, one.ms)).collect();
+        groups.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        groups.dedup();
+        for (workers, ms) in groups {
+            let of = of_kind().filter(|one| (one.workers, one.ms) == (workers, ms));
+            let mut errors: Vec<f64> = of.map(|one| one.error().abs()).collect();
+            errors.sort_by(f64::total_cmp);
+            let (steps, near) = (errors.len(), errors.iter().filter(|error| **error <= WITHIN).count());
+            let (middle, largest) = (100.0 * errors[steps / 2], 100.0 * errors[steps - 1]);
+            writeln!(
+                out,
+                "| {name} | {workers} | {ms} | {steps} | {near} | {middle:.1} % | {largest:.1} % |"
+            )?;
+        }
     }
     writeln!(out, "\nThe steps beyond 15 %:\n")?;
     writeln!(
         out,
-        "| workers | Mbit/s | ms | codec | measured | of which coding | links alone | model | error |"
+        "| step | workers | Mbit/s | ms | codec | measured | of which work | without work | model | error |"
     )?;
-    writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|---|")?;
     for one in compared.iter().filter(|one| !one.is_within()) {
-        let row = one.row;
-        let times = [row.seconds, row.coding, one.links, one.modelled].map(|s| format!("{:.1} ms", 1e3 * s));
+        let times = [one.seconds, one.work, one.idle, one.modelled].map(|s| format!("{:.1} ms", 1e3 * s));
         writeln!(
             out,
-            "| {} | {} | {} | `{}` | {} | {:+.0} % |",
-            row.workers,
-            row.mbit,
-            row.ms,
-            row.codec,
+            "| {} | {} | {} | {} | `{}` | {} | {:+.0} % |",
+            one.kind.name(),
+            one.workers,
+            one.mbit,
+            one.ms,
+            one.codec,
             times.join(" | "),
             100.0 * one.error()
         )?;
@@ -249,16 +337,15 @@ mod tests {
         let compared = compare(&results, 2, Coding::Measured).unwrap();
         for (workers, mbit, ms) in [(4, 10.0, 0.0), (8, 100.0, 0.0), (2, 1000.0, 50.0)] {
             let here = || {
-                let on_link =
-                    |one: &&Compared<'_>| (one.row.workers, one.row.mbit, one.row.ms) == (workers, mbit, ms);
-                compared.iter().filter(on_link)
+                let exchanges = compared.iter().filter(|one| one.kind == Kind::Exchange);
+                exchanges.filter(move |one| (one.workers, one.mbit, one.ms) == (workers, mbit, ms))
             };
-            let fastest = here().map(|one| one.row.seconds).fold(f64::INFINITY, f64::min);
+            let fastest = here().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
             let best = here().min_by(|a, b| a.modelled.total_cmp(&b.modelled)).unwrap();
             assert!(
-                best.row.seconds <= 1.1 * fastest,
+                best.seconds <= 1.1 * fastest,
                 "{workers} workers, {mbit} Mbit/s, {ms} ms: {} is not the fastest",
-                best.row.codec
+                best.codec
             );
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::model::{self, Exchange, Fleet, Groups, Link, Parts, Step};
+use crate::model::{self, BUCKET_BYTES, Exchange, Fleet, Groups, Link, Parts, Step};
 use crate::{Result, folder, page, plot};
 
 /// Numbers of workers.
@@ -247,7 +247,7 @@ impl Sweep {
         let often = fleet(CROWD, rate, place);
         let ways = [
             ("every step", often),
-            ("overlapped", Fleet { overlap: true, ..often }),
+            ("overlapped", Fleet { overlap: Some(BUCKET_BYTES), ..often }),
             ("every 20 steps", Fleet { every: 20, ..often }),
             ("every 500 steps", Fleet { every: 500, ..often }),
             ("groups of 8", Fleet { groups, ..often }),
@@ -314,7 +314,7 @@ impl Sweep {
 /// Returns workers that exchange in every step.
 fn fleet(workers: u64, rate: f64, place: Place) -> Fleet {
     let link = Link { bits_per_second: rate, latency: place.latency };
-    Fleet { workers, link, groups: None, compute: COMPUTE, every: 1, overlap: false, control: CONTROL }
+    Fleet { workers, link, groups: None, compute: COMPUTE, every: 1, overlap: None, control: CONTROL }
 }
 
 /// Returns the name of a codec without settings that most readers do not need.

@@ -69,7 +69,7 @@ pub(crate) struct Args {
     /// Number of steps from one exchange to the next, as in DiLoCo
     #[arg(long, value_name = "H", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
-    /// Exchange buckets of 25 MiB while the backward pass runs
+    /// Exchange buckets of 25 MiB while the backward pass runs, in whose thread they are coded
     #[arg(long)]
     overlap: bool,
     /// Number of workers that share one link and are connected by --group-link inside
@@ -228,7 +228,8 @@ fn fleet(args: &Args) -> Fleet {
     let link = Link { bits_per_second: args.link, latency: args.latency };
     let inside = |bits_per_second| Link { bits_per_second, latency: 0.0 };
     let groups = args.group.zip(args.group_link).map(|(size, rate)| Groups { size, link: inside(rate) });
-    let (workers, compute, every, overlap) = (args.workers, args.compute, args.every, args.overlap);
+    let (workers, compute, every) = (args.workers, args.compute, args.every);
+    let overlap = args.overlap.then_some(model::BUCKET_BYTES);
     Fleet { workers, link, groups, compute, every, overlap, control: CONTROL }
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Share of a link's rate that is payload: 1448 bytes of TCP in an Ethernet frame of 1514.
 pub(crate) const PAYLOAD: f64 = 1448.0 / 1514.0;
 /// Bytes of a bucket of plain gradients, as DistributedDataParallel makes them.
-const BUCKET_BYTES: f64 = 25.0 * 1024.0 * 1024.0;
+pub(crate) const BUCKET_BYTES: f64 = 25.0 * 1024.0 * 1024.0;
 /// Share of the compute that a bucket's exchange can hide behind: the backward pass, two of three parts.
 const BACKWARD: f64 = 2.0 / 3.0;
 
@@ -48,8 +48,9 @@ pub(crate) struct Fleet {
     pub(crate) compute: f64,
     /// Steps from one exchange to the next.
     pub(crate) every: u64,
-    /// Whether buckets are exchanged while the backward pass still runs, on processors of their own.
-    pub(crate) overlap: bool,
+    /// Bytes of the plain gradients of a bucket whose exchange begins while the backward pass still runs, in
+    /// whose thread it is coded. `None`: all gradients are exchanged after it.
+    pub(crate) overlap: Option<f64>,
     /// All-gathers of a few bytes in each exchange of updates: sizes, and whether all workers have decoded
     /// them.
     pub(crate) control: u64,
@@ -187,6 +188,8 @@ struct Cost {
     coding: f64,
     bandwidth: f64,
     latency: f64,
+    /// Latencies of a step, not of each of its buckets.
+    control: f64,
     sent: f64,
     received: f64,
 }
@@ -231,26 +234,29 @@ pub(crate) fn step(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Option<S
     if exchange == Exchange::SharedSet && parts.set.is_none() {
         return None;
     }
-    let buckets = if fleet.overlap { (parts.plain / BUCKET_BYTES).ceil().max(1.0) } else { 1.0 };
-    let mut cost = whole(fleet, exchange, parts);
+    let buckets = fleet.overlap.map_or(1.0, |bytes| (parts.plain / bytes).ceil().max(1.0));
+    let cost = whole(fleet, exchange, parts);
     // Each bucket is an exchange of its own, and those of one worker follow one another.
-    cost.latency *= buckets;
+    let latency = buckets * cost.latency + cost.control;
     let every = fleet.every.max(1) as f64;
-    let all = cost.coding + cost.bandwidth + cost.latency;
-    // The last bucket is there only when the backward pass ends.
-    let hidden = (all * (1.0 - 1.0 / buckets)).min(fleet.compute * BACKWARD);
+    // The last bucket is there only when the backward pass ends. The others travel during the rest of it,
+    // which waits while buckets are coded.
+    let early = 1.0 - 1.0 / buckets;
+    let window = fleet.compute * BACKWARD + parts.encode * early;
+    let hidden = ((cost.bandwidth + buckets * cost.latency) * early).min(window);
+    let all = cost.coding + cost.bandwidth + latency;
     let each = [
         (fleet.compute, Bottleneck::Compute),
         (cost.coding / every, Bottleneck::Coding),
         (cost.bandwidth / every, Bottleneck::Bandwidth),
-        (cost.latency / every, Bottleneck::Latency),
+        (latency / every, Bottleneck::Latency),
     ];
     let largest = each.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(Bottleneck::Compute, |most| most.1);
     Some(Step {
         seconds: fleet.compute + (all - hidden) / every,
         coding: cost.coding / every,
         bandwidth: cost.bandwidth / every,
-        latency: cost.latency / every,
+        latency: latency / every,
         hidden: hidden / every,
         sent: cost.sent / every,
         received: cost.received / every,
@@ -279,6 +285,7 @@ fn whole(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Cost {
         coding: sum.coding + cost.coding,
         bandwidth: sum.bandwidth + cost.bandwidth,
         latency: sum.latency + cost.latency,
+        control: sum.control + cost.control,
         sent: sum.sent + cost.sent,
         received: sum.received + cost.received,
     })
@@ -297,12 +304,13 @@ fn between(n: f64, link: &Link, exchange: Exchange, parts: &Parts, controls: u64
             latency: 2.0 * hops * link.latency,
             sent: 2.0 * parts.plain,
             received: 2.0 * parts.plain,
-            coding: 0.0,
+            ..Cost::default()
         },
         Exchange::Gather => Cost {
             coding: parts.encode + n * parts.add + parts.sum,
             bandwidth: link.seconds((n - 1.0) * parts.update),
-            latency: (n - 1.0) * link.latency + control(n, link, controls),
+            latency: (n - 1.0) * link.latency,
+            control: control(n, link, controls),
             sent: (n - 1.0) * parts.update,
             received: (n - 1.0) * parts.update,
         },
@@ -318,6 +326,7 @@ fn between(n: f64, link: &Link, exchange: Exchange, parts: &Parts, controls: u64
                 latency: 2.0 * link.latency,
                 sent: moved,
                 received: moved,
+                ..Cost::default()
             }
         }
     }
@@ -330,11 +339,11 @@ fn ring(n: f64, link: &Link, bytes: f64) -> Cost {
     let part = link.seconds(bytes / n);
     let hidden = (hops - 1.0).max(0.0) * link.latency.min(part / 2.0);
     Cost {
-        coding: 0.0,
         bandwidth: hops * part,
         latency: hops * link.latency - hidden,
         sent: hops * bytes / n,
         received: hops * bytes / n,
+        ..Cost::default()
     }
 }
 
@@ -350,7 +359,8 @@ fn shared_set(n: f64, link: &Link, parts: &Parts, controls: u64) -> Cost {
         // The leader chooses, while the others wait for its positions.
         coding: parts.encode + parts.add + parts.sum,
         bandwidth: values.bandwidth + link.seconds(set.positions),
-        latency: values.latency + n.log2().ceil() * link.latency + control(n, link, controls),
+        latency: values.latency + n.log2().ceil() * link.latency,
+        control: control(n, link, controls),
         sent: values.sent + set.positions / n,
         received: values.received + set.positions,
     }
@@ -373,6 +383,7 @@ fn aggregator(n: f64, link: &Link, parts: &Parts) -> Cost {
         latency: 2.0 * link.latency,
         sent: parts.update,
         received: sum,
+        ..Cost::default()
     }
 }
 
@@ -429,7 +440,7 @@ mod tests {
 
     fn fleet(workers: u64) -> Fleet {
         let link = Link { bits_per_second: 1e9 / PAYLOAD, latency: 0.01 };
-        Fleet { workers, link, groups: None, compute: 0.5, every: 1, overlap: false, control: 0 }
+        Fleet { workers, link, groups: None, compute: 0.5, every: 1, overlap: None, control: 0 }
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -498,14 +509,33 @@ mod tests {
     }
 
     #[test]
-    fn overlap_hides_all_buckets_but_the_last() {
+    fn overlap_hides_the_links_of_all_buckets_but_the_last() {
+        let overlapped = Fleet { overlap: Some(BUCKET_BYTES), ..fleet(4) };
         let whole = step(&fleet(4), Exchange::Ring, &parts()).unwrap();
-        let overlapped = step(&Fleet { overlap: true, ..fleet(4) }, Exchange::Ring, &parts()).unwrap();
-        // Four buckets of 25 MiB; the backward pass is shorter than their exchange.
-        assert!(close(overlapped.hidden, 0.5 * 2.0 / 3.0));
-        assert!(close(overlapped.latency, 4.0 * whole.latency));
+        // Four buckets; the backward pass is shorter than their exchange.
+        let ring = step(&overlapped, Exchange::Ring, &parts()).unwrap();
+        assert!(close(ring.hidden, 0.5 * 2.0 / 3.0));
+        assert!(close(ring.latency, 4.0 * whole.latency));
+        // Coding is not hidden, and three quarters of it give the links more time.
+        let slow = Parts { encode: 0.4, update: 1e9, ..parts() };
+        let gather = step(&overlapped, Exchange::Gather, &slow).unwrap();
+        assert!(close(gather.hidden, 0.5 * 2.0 / 3.0 + 0.3));
+        assert!(close(
+            gather.seconds,
+            0.5 + gather.coding + gather.bandwidth + gather.latency - gather.hidden
+        ));
         // Nothing hides behind one bucket.
         let small = Parts { plain: 1e6, ..parts() };
-        assert_eq!(step(&Fleet { overlap: true, ..fleet(4) }, Exchange::Ring, &small).unwrap().hidden, 0.0);
+        assert_eq!(step(&overlapped, Exchange::Ring, &small).unwrap().hidden, 0.0);
+    }
+
+    #[test]
+    fn buckets_share_what_a_step_says_once() {
+        let said = Fleet { control: 3, ..fleet(4) };
+        let overlapped = Fleet { overlap: Some(BUCKET_BYTES), ..said };
+        let hops = 3.0 * said.link.latency;
+        let latency = |fleet: &Fleet| step(fleet, Exchange::Gather, &parts()).unwrap().latency;
+        assert!(close(latency(&said), (1.0 + 3.0) * hops));
+        assert!(close(latency(&overlapped), (4.0 + 3.0) * hops));
     }
 }

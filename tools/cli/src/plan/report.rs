@@ -149,7 +149,7 @@ impl Report {
         } else {
             format!(", an exchange every {} steps", fleet.every)
         };
-        let overlap = if fleet.overlap { ", overlapped with the backward pass" } else { "" };
+        let overlap = if fleet.overlap.is_some() { ", overlapped with the backward pass" } else { "" };
         out.push(format!(
             "{} workers{model}, links of {} with {} of latency{groups}, {} of compute{every}{overlap}",
             thousands(fleet.workers),
