@@ -1,4 +1,4 @@
-"""Rounds of the Rust aggregator of examples/federation and its Rust workers, each in a namespace of its own."""
+"""Rounds of the Rust aggregator of examples/federation and its workers, each in a namespace of its own."""
 
 from __future__ import annotations
 

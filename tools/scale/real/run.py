@@ -1,7 +1,7 @@
 """Real exchanges between processes on links of a rate and a latency: times of steps, as CSV.
 
     python tools/scale/real/run.py [--output FOLDER] [--only PART] [--workers N ..] [--rates MBIT ..]
-    [--latencies MS ..]
+        [--latencies MS ..]
 
 Linux, as root, with iproute2 and the Python package of gcodec with torch. Every worker is a process in a
 network namespace of its own; see network.py. The gradients are real ones of the public set. FOLDER gets:
