@@ -242,7 +242,8 @@ pub(crate) fn step(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Option<S
     // The last bucket is there only when the backward pass ends. The others travel during the rest of it,
     // which waits while buckets are coded.
     let early = 1.0 - 1.0 / buckets;
-    let window = fleet.compute * BACKWARD + parts.encode * early;
+    let encode = if exchange.is_plain() { 0.0 } else { parts.encode };
+    let window = fleet.compute * BACKWARD + encode * early;
     let hidden = ((cost.bandwidth + buckets * cost.latency) * early).min(window);
     let all = cost.coding + cost.bandwidth + latency;
     let each = [
