@@ -9,8 +9,9 @@ use crate::limits::in_memory;
 const ROUNDS: usize = 6;
 /// Rounds after which most predictions that pay do so.
 const FIRST_ROUNDS: usize = 2;
-/// A part has one of so many rows, and at least this number.
+/// Rows of a matrix for each of its part, which is in the middle.
 const PART: usize = 8;
+/// Fewest rows of a part.
 const FEWEST_ROWS: usize = 64;
 
 /// Signs of one tensor and their elements.
@@ -184,7 +185,8 @@ impl<'a> Matrix<'a> {
     }
 
     /// Chooses signs of rows and columns whose products agree with most signs, one after the other. Goes on
-    /// after the first rounds if so many wrong predictions may `pay`.
+    /// after the first rounds if so many wrong predictions may `pay`, or if the signs are few: a round of
+    /// these is cheap, and their predictions improve for longer.
     pub(super) fn both(&self, pay: impl Fn(u64) -> bool) -> Prediction {
         let mut chosen = Prediction { rows: Vec::new(), columns: self.first_columns(), wrong: self.count };
         for round in 1..=ROUNDS {
@@ -193,7 +195,8 @@ impl<'a> Matrix<'a> {
             chosen.wrong = self.wrong(&sums);
             let before = std::mem::replace(&mut chosen.columns, majorities(&sums));
             // The same columns choose the same rows again.
-            if chosen.columns == before || (round == FIRST_ROUNDS && !pay(chosen.wrong)) {
+            let is_hopeless = || matches!(self.signs, Signs::Many(..)) && !pay(chosen.wrong);
+            if chosen.columns == before || (round == FIRST_ROUNDS && is_hopeless()) {
                 break;
             }
         }
