@@ -59,6 +59,7 @@ mod tensor;
 mod weights;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -120,6 +121,26 @@ pub struct Version {
     pub state: String,
 }
 
+/// Where a store is.
+enum Address {
+    Folder(PathBuf),
+    Url(Url),
+}
+
+/// Reads the address of a store.
+fn parsed(address: &str) -> Result<Address> {
+    let url = match Url::parse(address) {
+        // One letter is a drive.
+        Ok(url) if url.scheme().len() > 1 => url,
+        _ => return Ok(Address::Folder(PathBuf::from(address))),
+    };
+    if url.scheme() != "file" {
+        return Ok(Address::Url(url));
+    }
+    let wrong = |()| Error::Address { url: address.to_owned(), what: "no path of this machine".into() };
+    url.to_file_path().map(Address::Folder).map_err(wrong)
+}
+
 impl Store {
     /// Opens a store: a path, `file://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
     ///
@@ -130,15 +151,10 @@ impl Store {
     /// [`Error::Address`] for a wrong address, [`Error::Backend`] for one whose backend this build lacks.
     pub fn open(address: &str, options: Options) -> Result<Self> {
         let wrong = |what: String| Error::Address { url: address.to_owned(), what };
-        let url = match Url::parse(address) {
-            // One letter is a drive.
-            Ok(url) if url.scheme().len() > 1 => url,
-            _ => return Self::folder(std::path::Path::new(address), options),
+        let url = match parsed(address)? {
+            Address::Folder(folder) => return Self::folder(&folder, options),
+            Address::Url(url) => url,
         };
-        if url.scheme() == "file" {
-            let folder = url.to_file_path().map_err(|()| wrong("no path of this machine".into()))?;
-            return Self::folder(&folder, options);
-        }
         let (scheme, _) = ObjectStoreScheme::parse(&url).map_err(|e| wrong(e.to_string()))?;
         let feature = match scheme {
             ObjectStoreScheme::AmazonS3 if !cfg!(feature = "aws") => "aws",
@@ -163,6 +179,17 @@ impl Store {
         let store = Self::with_objects(Arc::from(parsed.0), parsed.1, options)?;
         // Many services speak S3's protocol; the others have one server each.
         Ok(store.with_conditions(!matches!(scheme, ObjectStoreScheme::AmazonS3)))
+    }
+
+    /// Returns the folder that an address means, if it is one of this machine.
+    ///
+    /// # Errors
+    /// [`Error::Address`] for a `file://` that is no path of this machine.
+    pub fn folder_of(address: &str) -> Result<Option<PathBuf>> {
+        Ok(match parsed(address)? {
+            Address::Folder(folder) => Some(folder),
+            Address::Url(_) => None,
+        })
     }
 
     /// Opens a store in a folder, which is created if it is missing.

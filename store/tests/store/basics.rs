@@ -34,6 +34,15 @@ pub(crate) fn fill(store: &Store, count: u64) {
 }
 
 #[test]
+fn addresses_of_folders_are_known() {
+    let folder = |address| Store::folder_of(address).unwrap().map(|folder| folder.display().to_string());
+    assert_eq!(folder("runs/7").as_deref(), Some("runs/7"));
+    assert_eq!(folder("s3://bucket/run"), None);
+    #[cfg(unix)]
+    assert_eq!(folder("file:///runs/a%20b").as_deref(), Some("/runs/a b"));
+}
+
+#[test]
 fn every_version_is_reached_from_every_other() {
     let store = open(&memory());
     assert!(matches!(store.pull(None, None), Err(Error::Empty)));

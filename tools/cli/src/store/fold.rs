@@ -20,7 +20,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
-    let store = args.place.open_large("folding", Options::default(), None)?;
+    let store = args.place.open_large("folding", Options::default(), args.place.folder()?)?;
     let folded = store.fold(args.from, args.to).in_store(&args.place)?;
     if !quiet {
         note(format_args!(

@@ -82,13 +82,15 @@ impl Place {
         Store::open(&self.store, options).in_store(self)
     }
 
-    /// Opens the store for a command that holds weights: temporary files have them, in `scratch`, in the
-    /// folder of the store, or in that of the system.
+    /// Opens the store for a command that holds weights: temporary files in `scratch` have them, or in the
+    /// folder of the system.
     fn open_large(&self, what: &'static str, options: Options, scratch: Option<PathBuf>) -> Result<Store> {
-        let address = self.store.strip_prefix("file://").unwrap_or(&self.store);
-        let folder = || (!address.contains("://")).then(|| PathBuf::from(address));
-        let scratch = scratch.or_else(folder).unwrap_or_else(std::env::temp_dir);
-        self.open(what, options.with_scratch(Some(scratch)))
+        self.open(what, options.with_scratch(Some(scratch.unwrap_or_else(std::env::temp_dir))))
+    }
+
+    /// Returns the folder of the store, if it is in one: a command that writes there has room there.
+    fn folder(&self) -> Result<Option<PathBuf>> {
+        Store::folder_of(&self.store).in_store(self)
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let mut dump = Dump::open_whole(&args.input, &args.without, quiet)?;
     args.prefixes.rename(&mut dump).in_file(&args.input)?;
     meta.extend(Labels::of(&dump.metadata).entry());
-    let store = args.place.open_large("publishing", Options::default(), None)?;
+    let store = args.place.open_large("publishing", Options::default(), args.place.folder()?)?;
     let held = |path| held(&args.place, &store, &args.prefixes, Dump::open_carrying(path)?).in_file(path);
     let base = args.base.as_deref().map(held).transpose()?.map(|held| held.replica);
     let policy = Policy::default().with_anchor_every(args.anchor_every.max(1)).with_codec(args.codec);
