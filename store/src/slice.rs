@@ -31,11 +31,7 @@ impl Store {
     /// # Errors
     /// [`Error::Input`] if the version has no such tensor; otherwise as [`Store::stage`].
     pub fn tensor(&self, version: Option<u64>, name: &str) -> Result<Tensor> {
-        let latest = self.latest()?;
-        let target = version.unwrap_or(latest);
-        if target == 0 || target > latest {
-            return Err(Error::NoVersion { version: target, latest });
-        }
+        let target = self.target(None, version)?;
         let plan = plan(&self.remote, None, target, &HashSet::new())?;
         let model = self.model(&plan.record.model)?;
         let tensor = model.find(name);
