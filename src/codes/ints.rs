@@ -67,8 +67,8 @@ pub(crate) struct Coder<'a> {
     pub(crate) dry: bool,
     /// Number of symbols from which on a segment has 32 lanes.
     pub(crate) wide_from: usize,
-    /// Whether the symbols have about as many bytes beside them, such as signs.
-    pub(crate) has_others: bool,
+    /// Whether the symbols have signs beside them, with about as many bytes.
+    has_signs: bool,
     pub(crate) scratch: Scratch,
 }
 
@@ -98,8 +98,8 @@ impl<'a> Coder<'a> {
     ) -> Self {
         let (profile, effort) = (Profile::Full, Effort::Default);
         let (wide_from, scratch) = (rans::WIDE_FROM, Scratch::default());
-        let (dry, has_others) = (false, false);
-        Self { entropy, tables, record, profile, effort, dry, wide_from, has_others, scratch }
+        let (dry, has_signs) = (false, false);
+        Self { entropy, tables, record, profile, effort, dry, wide_from, has_signs, scratch }
     }
 
     /// Whether to look for references of symbols.
@@ -159,14 +159,14 @@ impl<'a> Coder<'a> {
 
     /// Returns the binary logarithm of the number of lanes for a segment of `len` symbols of this cost.
     fn lanes_log(&self, len: usize, cost: Cost) -> u8 {
-        let wide = cost >= WIDE_COST || (self.has_others && len == DIVIDED && cost >= WIDE_COST / 2);
+        let wide = cost >= WIDE_COST || (self.has_signs && len == DIVIDED && cost >= WIDE_COST / 2);
         let wide_from = if wide { 256 } else { self.wide_from };
         rans::lanes_log(len, wide_from)
     }
 }
 
 /// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.8 % of
-/// it. Twice the share is worth the speed of a divided array that has other bytes beside it.
+/// it. Twice the share is worth the speed of a divided array that has signs beside it.
 const WIDE_COST: Cost = bits(28 * 32 * 1000 / 8);
 
 /// Length of the segments of most divided arrays.
@@ -542,7 +542,9 @@ pub(crate) fn write_symbols(
     symbols: &[u8],
     row_lens: &[u64],
 ) {
+    coder.has_signs = role == Role::Exponents;
     SymbolPlan::new(coder, symbols, row_lens).write(out, coder, role, symbols);
+    coder.has_signs = false;
 }
 
 /// Whether a code saves more than 1/256 of these bytes.

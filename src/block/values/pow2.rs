@@ -59,9 +59,7 @@ impl Kind for Pow2 {
         if self.codes.len() as u64 != space.count {
             return Err(Error::inconsistent("number of codes"));
         }
-        coder.has_others = true;
         write_symbols(out, coder, Role::Exponents, &self.codes, space.row_lens);
-        coder.has_others = false;
         let signs = gather_signs(&self.codes, &self.negative)?;
         signs::write(out, coder, &signs, space.elements, Some(&self.codes));
         Ok(())
