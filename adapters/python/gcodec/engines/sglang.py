@@ -67,8 +67,9 @@ def _stage(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tens
             raise InputError(f"the loader takes one tensor of bytes called {STREAM!r}, and got {[name for name, _ in streams]}")
         data = streams[0][1].detach().cpu().contiguous().numpy()
         staged.append(receiver_of(model).stage(data))
-    except (GcodecError, OSError) as e:
-        refused = str(e)
+    except Exception as e:
+        # The other ranks wait for this one.
+        refused = str(e) if isinstance(e, GcodecError) else f"{type(e).__name__}: {e}"
     ranks = [refused]
     if torch.distributed.is_initialized():
         ranks = [None] * torch.distributed.get_world_size()
