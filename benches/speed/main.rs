@@ -27,10 +27,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use data::Tensors;
-use gcodec::block::{CodedBlock, Scope, Target};
+use gcodec::block::{Block, CodedBlock, Scope, Target};
 use gcodec::compress::{Digests, Input, Options, compress, pending, random};
 use gcodec::digest::{SumChange, SumDigest, TensorDigests};
-use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart, tensor_digest};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
@@ -77,7 +77,7 @@ const SMALL_ALL: [&str; 18] = [
 
 /// Measurements of an update of many tensors of one size, for each element.
 struct OfSize {
-    /// Of compression, writing, both, and decoding.
+    /// Times of compression, writing, both, and decoding.
     nanoseconds: [f64; 4],
     bits: f64,
 }
@@ -740,22 +740,33 @@ fn apply(bytes: &[u8], assembler: &mut Assembler<'_>) {
     }
 }
 
-/// Decodes the blocks of a delta of one tensor and changes its elements.
-fn apply_in_place(bytes: &[u8], data: &mut [u8]) {
+/// Decodes the blocks of a delta of one tensor, and changes its elements by `change`, which gets each block
+/// with its part, its number in it, and its elements.
+fn change_in_place(
+    bytes: &[u8],
+    data: &mut [u8],
+    mut change: impl FnMut(&UpdatePart<'_>, usize, &Block, Target<'_>) -> gcodec::Result<()>,
+) {
     let mut reader = SliceReader::new(bytes, Limits::default());
     while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
         let Event::Frame(_, Body::Update(part)) = event else { continue };
         for (i, raw) in part.blocks.iter().enumerate() {
-            let budget = part.budget();
-            let block = part.decode(i, &budget).expect("an encoded stream decodes");
+            let block = part.decode(i, &part.budget()).expect("an encoded stream decodes");
             let start = match raw.scope {
                 Scope::Range { start, .. } => start,
                 _ => 0,
             };
             let target = Target { data: &mut *data, start, len: raw.space.len() };
-            block.apply(&raw.space, part.sets(), &budget, &mut [target]).expect("the base of this delta");
+            change(&part, i, &block, target).expect("the base of this delta");
         }
     }
+}
+
+/// Changes the elements of a delta's tensor.
+fn apply_in_place(bytes: &[u8], data: &mut [u8]) {
+    change_in_place(bytes, data, |part, i, block, target| {
+        block.apply(&part.blocks[i].space, part.sets(), &part.budget(), &mut [target])
+    });
 }
 
 /// As [`apply_in_place`], for elements whose sum is kept: compares it with the base's, and that of the result
@@ -768,30 +779,18 @@ fn apply_in_place_with_sum(
     sum: SumDigest,
     undo: &mut Vec<(u32, u16)>,
 ) -> SumDigest {
-    let mut reader = SliceReader::new(bytes, Limits::default());
     let (mut change, mut expected) = (info.sum_change().expect("its shape"), None);
     undo.clear();
-    while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
-        let Event::Frame(_, Body::Update(part)) = event else { continue };
+    change_in_place(bytes, data, |part, i, block, target| {
         let run = part.header.sums.as_ref().and_then(|sums| sums.first()).expect("a sum");
         assert_eq!(run.base, sum, "the base of this delta");
         expected = Some(run.result);
-        for (i, raw) in part.blocks.iter().enumerate() {
-            let budget = part.budget();
-            let block = part.decode(i, &budget).expect("an encoded stream decodes");
-            let start = match raw.scope {
-                Scope::Range { start, .. } => start,
-                _ => 0,
-            };
-            let target = Target { data: &mut *data, start, len: raw.space.len() };
-            let noted = |_, element, old, new| {
-                undo.push((element as u32, old as u16));
-                change.add(element, old, new).expect("an element");
-            };
-            let applied = block.apply_noting(&raw.space, part.sets(), &budget, &mut [target], noted);
-            applied.expect("the base of this delta");
-        }
-    }
+        let noted = |_, element, old, new| {
+            undo.push((element as u32, old as u16));
+            change.add(element, old, new).expect("an element");
+        };
+        block.apply_noting(&part.blocks[i].space, part.sets(), &part.budget(), &mut [target], noted)
+    });
     let sum = sum + info.weighted(change.finish());
     assert_eq!(Some(sum), expected, "the result of this delta");
     sum
