@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import platform
@@ -153,36 +154,35 @@ def links(asked: argparse.Namespace, free: bool = True) -> list[tuple[float, flo
     return [*(first if free else []), *((rate, ms) for rate in asked.rates for ms in asked.latencies)]
 
 
+def connected(asked: argparse.Namespace) -> Iterator[tuple[int, float, float, Workers]]:
+    """Gives each number of workers on each link: the number, rate and latency, and the workers."""
+    for world in asked.workers:
+        with network.Network(world) as net:
+            workers = Workers(world)
+            for mbit, ms in links(asked):
+                net.shape(mbit, ms)
+                workers.connect()
+                yield world, mbit, ms, workers
+            workers.end()
+
+
 def exchanges(path: Path, codecs: list[str], asked: argparse.Namespace) -> None:
     """Measures exchanges alone."""
     with written(path, ROW) as write:
-        for world in asked.workers:
-            with network.Network(world) as net:
-                workers = Workers(world)
-                for mbit, ms in links(asked):
-                    net.shape(mbit, ms)
-                    workers.connect()
-                    for codec in ["small", *(codecs if mbit != FREE else ["none"])]:
-                        write(*row(world, mbit, ms, codec, workers.measure(codec)))
-                workers.end()
+        for world, mbit, ms, workers in connected(asked):
+            for codec in ["small", *(codecs if mbit != FREE else ["none"])]:
+                write(*row(world, mbit, ms, codec, workers.measure(codec)))
 
 
 def overlaps(path: Path, asked: argparse.Namespace) -> None:
     """Measures steps with compute, whose exchange begins after it or during it."""
     with written(path, OVERLAP_ROW) as write:
-        for world in asked.workers:
-            with network.Network(world) as net:
-                workers = Workers(world)
-                for mbit, ms in links(asked):
-                    net.shape(mbit, ms)
-                    workers.connect()
-                    for codec in ["small", "none"] if mbit == FREE else ["small"]:
-                        write(*row(world, mbit, ms, codec, workers.measure(codec)), 0, 1)
-                    steps = [] if mbit == FREE else [(codec, overlap) for codec in OVERLAPPED for overlap in (False, True)]
-                    for codec, overlap in steps:
-                        results = workers.measure(codec, COMPUTE, overlap)
-                        write(*row(world, mbit, ms, codec, results), COMPUTE, results[0]["buckets"])
-                workers.end()
+        for world, mbit, ms, workers in connected(asked):
+            for codec in ["small", "none"] if mbit == FREE else ["small"]:
+                write(*row(world, mbit, ms, codec, workers.measure(codec)), 0, 1)
+            for codec, overlap in itertools.product([] if mbit == FREE else OVERLAPPED, (False, True)):
+                results = workers.measure(codec, COMPUTE, overlap)
+                write(*row(world, mbit, ms, codec, results), COMPUTE, results[0]["buckets"])
 
 
 def rounds(path: Path, asked: argparse.Namespace) -> None:
