@@ -553,11 +553,13 @@ mod tests {
                 (0..[5000, 5003, 4000, 6000, 300, 100][n]).map(|i| symbol(n as u64, i) as u8).collect()
             };
             let all: Vec<Vec<u8>> = (0..6).map(symbols).collect();
-            for count in 1..=6 {
-                let written = all[..count].iter().map(|symbols| {
+            // Segments of 32 lanes, of 4, and of both.
+            let lanes = [[5; 6], [2; 6], [5, 5, 2, 2, 5, 2]];
+            for (count, lanes) in (1..=6).flat_map(|count| lanes.map(|lanes| (count, lanes))) {
+                let written = all[..count].iter().zip(lanes).map(|(symbols, lanes_log)| {
                     let (counts, mut bytes) = (crate::codes::count(symbols), Vec::new());
                     let table = Table::from_counts(&counts).unwrap();
-                    let lanes_log = if symbols.len() < 256 { 0 } else { 5 };
+                    let lanes_log = if symbols.len() < 256 { 0 } else { lanes_log };
                     write(&mut bytes, symbols, &counts, &table, lanes_log, &mut Vec::new());
                     (table, bytes)
                 });
@@ -567,7 +569,7 @@ mod tests {
                 let mut outs: Vec<&mut [u8]> = back.iter_mut().map(Vec::as_mut_slice).collect();
                 fill_all(&mut segments, &mut outs);
                 segments.into_iter().for_each(|segment| segment.finish().unwrap());
-                assert_eq!(back, all[..count], "{kinds} symbols, {count} segments");
+                assert_eq!(back, all[..count], "{kinds} symbols, {count} segments of {lanes:?}");
             }
         }
     }
