@@ -197,7 +197,7 @@ impl Block {
     }
 
     /// As [`Self::apply`], and calls `noted` for each element whose bits change, with the number of its
-    /// target, its own number in the target's tensor, and its bits before and after. A receiver that changes
+    /// target, its own number in the target's `data`, and its bits before and after. A receiver that changes
     /// its tensors where they are can so update their digests ([`SumChange`](crate::digest::SumChange)), and
     /// take the changes back.
     ///

@@ -11,9 +11,9 @@ use crate::arch::{pages, threads};
 use crate::block::Target;
 use crate::digest::SumDigest;
 use crate::error::{Error, InputErrorKind, Result};
-use crate::frame::{TensorInfo, UpdatePart};
+use crate::frame::{Delta, TensorInfo, UpdatePart};
 use crate::limits::in_memory;
-use crate::stream::span;
+use crate::stream::{copy, span};
 use crate::tensor::TensorView;
 
 /// A tensor that blocks of consecutive elements cover, each of this tensor only: dense blocks, or those of a
@@ -37,12 +37,13 @@ struct Place {
     bytes: Range<u64>,
 }
 
-/// What a delta changes.
+/// The base of a tensor that a delta changes, and the sums of its result.
 struct Changed<'f> {
     info: TensorInfo,
     base: &'f [u8],
-    /// Digest of the elements that were decoded, and of all.
+    /// Sum of the elements that were decoded.
     sum: SumDigest,
+    /// Sum of all, as the delta says.
     result: SumDigest,
 }
 
@@ -73,7 +74,7 @@ impl<'f, 'a> Large<'f, 'a> {
     ) -> Result<Option<Self>> {
         let entry = file.entry(update)?;
         let (header, info) = (&entry.header, &entry.manifest.tensors()[tensor]);
-        let own = |run: &&crate::frame::Delta<SumDigest>| run.contains(tensor as u64);
+        let own = |run: &&Delta<SumDigest>| run.contains(tensor as u64);
         let mut runs = header.sums.iter().flatten().filter(own);
         let (Some(run), None) = (runs.next(), runs.next()) else { return Ok(None) };
         if run.more > 0 || header.delta.is_some() || base.data().len() as u64 != info.bytes() {
@@ -121,7 +122,7 @@ impl<'f, 'a> Large<'f, 'a> {
         self.done = range.end;
         let mut data = pages::of_len(spare.pop().unwrap_or_default(), in_memory(range.end - range.start));
         if let Some(delta) = &self.delta {
-            crate::stream::copy(&delta.base[in_memory(range.start)..in_memory(range.end)], &mut data);
+            copy(&delta.base[in_memory(range.start)..in_memory(range.end)], &mut data);
         }
         let (mut rest, mut at) = (data.as_mut_slice(), range.start);
         let mut cut = |bytes: &Range<u64>| {
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
     use crate::block::Scope;
     use crate::compress::{Input, Options, compress};
-    use crate::frame::{Delta, Manifest, UpdateHeader};
+    use crate::frame::{Manifest, UpdateHeader};
     use crate::limits::Limits;
     use crate::stream::{EncodeOptions, Writer};
     use crate::tensor::{Dtype, TensorBuf};

@@ -30,7 +30,8 @@ pub struct Piece {
 }
 
 /// The tensors of an update in the order of its manifest, as [`File::pieces`] makes them. After an error it
-/// ends.
+/// ends. A tensor that is not the sender's is such an error, with the last of its pieces: earlier ones may be
+/// out already.
 ///
 /// # Memory
 /// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor is

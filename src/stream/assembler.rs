@@ -46,7 +46,7 @@ pub struct Assembler<'b> {
     /// The runs of tensors that a delta changes.
     hashed: ListedRuns<Digest>,
     summed: ListedRuns<SumDigest>,
-    /// What the blocks of each tensor add to its sum; `None` if one of them did not say.
+    /// Sums of the changes of each tensor; `None` if those of one of its blocks are not known.
     changes: Vec<Option<SumDigest>>,
     applied: Applied,
 }
@@ -536,6 +536,7 @@ fn apply_to_copies(
 }
 
 /// Up to one changed element in this many, the sum of the changes takes less time than that of all elements.
+/// They are at hand here, while a comparison of two tensors has to find them first (`frame/sums.rs`).
 const FEW: u64 = 32;
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub struct Reading<'s> {
     model: Arc<Model>,
 }
 
-/// What was read of a version.
+/// Facts about a version that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Read {

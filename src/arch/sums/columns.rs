@@ -130,8 +130,10 @@ mod x86 {
         }
     }
 
+    /// Adds to `out`, 32 columns at a time.
+    ///
     /// # Safety
-    /// As many rows as there are keys have the columns of `out`, and at least 16, in the data.
+    /// The data must have two rows for each pair of keys, each with the columns of `out` and at least 16.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(super) unsafe fn avx512<const W: usize, const L: usize>(
         rows: Rows<'_>,
@@ -169,8 +171,10 @@ mod x86 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
     }
 
+    /// Adds the products of a tile of 32 columns to their sums.
+    ///
     /// # Safety
-    /// 32 integers of each row can be read from `from` on.
+    /// The data must have 32 integers of each row from `from` on.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     #[inline]
     unsafe fn tile_512<const W: usize, const L: usize>(
@@ -233,7 +237,7 @@ mod x86 {
     /// As [`avx512`], for at most 16 columns: both rows of a pair are in one vector.
     ///
     /// # Safety
-    /// As many rows as there are keys have 16 integers in the data.
+    /// The data must have two rows for each pair of keys, each with 16 integers.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn narrow_512<const W: usize, const L: usize>(
         rows: Rows<'_>,
@@ -274,8 +278,10 @@ mod x86 {
         }
     }
 
+    /// Adds to `out`, 16 columns at a time.
+    ///
     /// # Safety
-    /// As many rows as there are keys have the columns of `out`, and at least 16, in the data.
+    /// As [`avx512`].
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn avx2<const W: usize, const L: usize>(
         rows: Rows<'_>,
@@ -302,7 +308,7 @@ mod x86 {
     /// Adds to two lanes from `LANE` on. `block`: the block's number.
     ///
     /// # Safety
-    /// 16 integers of each row can be read from `from` on.
+    /// The data must have 16 integers of each row from `from` on.
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn tile_256<const W: usize, const L: usize, const LANE: usize>(

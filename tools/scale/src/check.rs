@@ -25,7 +25,7 @@ const HOOK_CONTROL: u64 = 1;
 /// Share of a step from which on it depends little on the work of these processors.
 const DOMINANT: f64 = 0.6;
 
-/// What was measured.
+/// Kind of a measured step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// An exchange alone.
@@ -269,8 +269,8 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
     let shown =
         |(near, all): (usize, usize)| format!("{near} of {all} ({:.1} %)", 100.0 * near as f64 / all as f64);
     let text = format!(
-        "Within {:.0} % of the model are {} of all steps: {} of those of which links and compute take at least {:.0} %, and {} of the \
-         others. With the coding of one process alone, {} of all are. Measured {}.",
+        "Within {:.0} % of the model are {} of all steps: {} of those of which links and compute take at \
+         least {:.0} %, and {} of the others. With the coding of one process alone, {} of all are. Measured {}.",
         100.0 * WITHIN,
         shown(count(compared, &|_| true)),
         shown(count(compared, &|one| one.is_of_links())),

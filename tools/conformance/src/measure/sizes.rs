@@ -165,7 +165,8 @@ pub(crate) fn sbc_networks(report: &mut Report) -> Result<()> {
         "Sparse Binary Compression of updates of other shapes",
         "Networks of the papers with independent Laplace values, k per tensor: bytes of the gradients of all \
          steps from one exchange to the next, divided by those of an update with all headers. The paper's \
-         networks: ResNet34 2370x, 3166x, 31664x; ResNet50 2569x, 3531x, 37208x; WordLSTM 2371x, 3165x, 31658x.",
+         networks: ResNet34 2370x, 3166x, 31664x; ResNet50 2569x, 3531x, 37208x; WordLSTM 2371x, 3165x, \
+         31658x.",
     );
     let networks = [
         ("ResNet50", shapes::resnet50()),
