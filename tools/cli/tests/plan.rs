@@ -72,6 +72,60 @@ fn sizes_errors_and_unions_are_those_of_the_gradients() {
     assert!(text.contains("as if no two workers chose the same position"), "{text}");
 }
 
+/// Real exchanges on three links: `docs/scale/real.csv`, of the gradients of four workers.
+#[test]
+fn the_measured_best_codec_is_recommended_on_three_links() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let gradients = root.join("../shared/gradients");
+    if !gradients.is_dir() {
+        eprintln!(
+            "SKIPPED: {} is missing: real exchanges were measured with its gradients",
+            gradients.display()
+        );
+        return;
+    }
+    let measured = std::fs::read_to_string(root.join("docs/scale/real.csv")).unwrap();
+    let rows = || measured.lines().skip(2).map(|line| line.split(',').collect::<Vec<_>>());
+    let files = [0, 1, 2, 3].map(|n| format!("resnet_step0200_worker{n}.safetensors"));
+    let files = files.map(|file| gradients.join(file).display().to_string()).join(" ");
+    let dir = Dir::new();
+    for link in [["4", "10.0", "10.0"], ["2", "100.0", "10.0"], ["16", "1000.0", "10.0"]] {
+        let [workers, mbit, ms] = link.map(|number| number.parse::<f64>().unwrap());
+        let here: Vec<(String, f64)> = rows()
+            .filter(|row| {
+                row[3] != "small" && row[..3].iter().zip(link).all(|(a, b)| a.parse() == b.parse::<f64>())
+            })
+            .map(|row| (row[3].to_owned(), row[5].parse().unwrap()))
+            .collect();
+        // ScaleCom is an exchange of top-k.
+        let codecs = here.iter().filter(|(codec, _)| codec != "none" && !codec.starts_with("scalecom"));
+        let codecs: String = codecs.map(|(codec, _)| format!(" --codec {codec}")).collect();
+        // Gloo sends no message before a notice of the receiver, so each takes two latencies.
+        let report = planned(
+            &dir,
+            &format!(
+                "{files} --workers {workers} --link {mbit}Mbit --latency {}ms --compute 0 --exchange ring \
+                 --exchange gather --exchange shared-set{codecs}",
+                2.0 * ms
+            ),
+        );
+        let recommended = &report["recommended"];
+        // Without the setting that every codec has.
+        let codec = recommended["codec"].as_str().map(|codec| codec.trim_end_matches(",values=f32"));
+        let name = match (codec, recommended["exchange"].as_str()) {
+            (None, _) => "none",
+            (Some("topk:density=0.01"), Some("shared-set")) => "scalecom:density=0.01",
+            (Some(codec), _) => codec,
+        };
+        let fastest = here.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
+        let seconds = here.iter().find(|(codec, _)| codec == name).map(|(_, seconds)| *seconds);
+        assert!(
+            seconds.is_some_and(|s| s <= 1.1 * fastest),
+            "{link:?}: {recommended}, {seconds:?} of {fastest}"
+        );
+    }
+}
+
 #[test]
 fn exchanges_groups_and_rare_exchanges_are_chosen() {
     let dir = Dir::new();

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::Result;
-use crate::model::{Exchange, Fleet, Growth, Link, Parts, SharedSet, step};
+use crate::model::{Buckets, Exchange, Fleet, Growth, Link, NEARLY, Parts, SharedSet, step};
 use crate::page;
 use crate::real::{Alone, Results, Round, Row};
 
@@ -21,6 +21,9 @@ const HANDSHAKE: f64 = 2.0;
 const CONTROL: u64 = 3;
 /// The same of the hook, whose buckets bring their sizes along.
 const HOOK_CONTROL: u64 = 1;
+
+/// Exchanges that gloo runs at once.
+const GLOO_THREADS: u64 = 2;
 
 /// Share of a step from which on it depends little on the work of these processors.
 const DOMINANT: f64 = 0.6;
@@ -127,7 +130,7 @@ fn within(compared: &[Compared<'_>]) -> usize {
 }
 
 /// Compares a round of the aggregator. All work of the processors is that of a round on links that they do
-/// not fill.
+/// not fill. They work for one worker while the updates and answers of others are on the link.
 fn compare_round<'r>(results: &'r Results, round: &'r Round, free: f64) -> Result<Compared<'r>> {
     let same = |one: &&Round| (one.workers, one.mbit, &one.codec) == (round.workers, free, &round.codec);
     let work = results.rounds.iter().find(same).ok_or("no round on free links")?.seconds;
@@ -151,10 +154,11 @@ fn compare_round<'r>(results: &'r Results, round: &'r Round, free: f64) -> Resul
         overlap: None,
         control: 0,
     };
-    let idle = step(&fleet, Exchange::Aggregator, &parts).ok_or("an exchange that the model lacks")?.seconds;
+    let of_links = step(&fleet, Exchange::Aggregator, &parts).ok_or("an exchange that the model lacks")?;
+    let (idle, modelled) = (of_links.seconds, of_links.latency + of_links.bandwidth.max(work));
     let Round { workers, mbit, ms, codec, seconds, .. } = round;
     let (workers, mbit, ms, seconds) = (*workers, *mbit, *ms, *seconds);
-    Ok(Compared { kind: Kind::Round, workers, mbit, ms, codec, seconds, work, modelled: work + idle, idle })
+    Ok(Compared { kind: Kind::Round, workers, mbit, ms, codec, seconds, work, modelled, idle })
 }
 
 /// The machine whose processes were measured, and what they measured on the same connections.
@@ -195,7 +199,8 @@ impl<'r> Host<'r> {
             (true, true) => Kind::During,
         };
         // A little more than a bucket has, so that rounding makes no further bucket.
-        let overlap = (kind == Kind::During).then_some(1.001 * one.plain / row.buckets as f64);
+        let buckets = Buckets { bytes: 1.001 * one.plain / row.buckets as f64, at_once: GLOO_THREADS };
+        let overlap = (kind == Kind::During).then_some(buckets);
         let fleet = Fleet {
             workers: row.workers,
             link: Link {
@@ -260,6 +265,61 @@ impl<'r> Host<'r> {
     }
 }
 
+/// The codecs on one kind of link, without overlap.
+struct Race<'c, 'r> {
+    /// The fastest by the model.
+    chosen: &'c Compared<'r>,
+    /// The fastest as measured.
+    fastest: &'c Compared<'r>,
+}
+
+impl Race<'_, '_> {
+    /// Whether the choice is nearly as fast as the fastest, in the words of `gcodec plan`.
+    fn is_won(&self) -> bool {
+        self.chosen.seconds <= NEARLY * self.fastest.seconds
+    }
+}
+
+/// Returns the races of each number of workers, rate and latency.
+fn races<'c, 'r>(compared: &'c [Compared<'r>]) -> Vec<Race<'c, 'r>> {
+    let link = |one: &Compared<'_>| (one.workers, one.mbit, one.ms);
+    let exchanges = || compared.iter().filter(|one| one.kind == Kind::Exchange);
+    let mut links: Vec<_> = exchanges().map(link).collect();
+    links.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+    links.dedup();
+    let race = |wanted| {
+        let here = || exchanges().filter(move |one| link(one) == wanted);
+        let chosen = here().min_by(|a, b| a.modelled.total_cmp(&b.modelled))?;
+        let fastest = here().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
+        Some(Race { chosen, fastest })
+    };
+    links.into_iter().filter_map(race).collect()
+}
+
+fn write_races(out: &mut String, races: &[Race<'_, '_>]) -> std::fmt::Result {
+    let won = races.iter().filter(|race| race.is_won()).count();
+    let (all, same) =
+        (races.len(), races.iter().filter(|race| race.chosen.codec == race.fastest.codec).count());
+    let text = format!(
+        "Of exchanges alone, the fastest codec of the model is nearly the fastest, at most {:.0} % behind, on \
+         {won} of {all} kinds of links, and the fastest of all on {same}.",
+        100.0 * (NEARLY - 1.0)
+    );
+    writeln!(out, "\n{}\n", page::wrapped(&text))?;
+    if won == all {
+        return Ok(());
+    }
+    writeln!(out, "The others:\n")?;
+    writeln!(out, "| workers | Mbit/s | ms | fastest of the model | measured | fastest | measured |")?;
+    writeln!(out, "|---|---|---|---|---|---|---|")?;
+    for Race { chosen, fastest } in races.iter().filter(|race| !race.is_won()) {
+        let Compared { workers, mbit, ms, .. } = chosen;
+        let times = [chosen, fastest].map(|one| format!("`{}` | {:.1} ms", one.codec, 1e3 * one.seconds));
+        writeln!(out, "| {workers} | {mbit} | {ms} | {} |", times.join(" | "))?;
+    }
+    Ok(())
+}
+
 fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) -> Result<String> {
     let mut out = String::new();
     let count = |all: &[Compared<'_>], wanted: &dyn Fn(&Compared<'_>) -> bool| -> (usize, usize) {
@@ -319,6 +379,7 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
             100.0 * one.error()
         )?;
     }
+    write_races(&mut out, &races(compared))?;
     Ok(out)
 }
 
@@ -332,21 +393,11 @@ mod tests {
     }
 
     #[test]
-    fn on_three_links_the_best_codec_of_the_model_is_the_measured_one() {
+    fn on_most_links_the_best_codec_of_the_model_is_the_measured_one() {
         let results = Results::read(&crate::folder()).unwrap();
         let compared = compare(&results, 2, Coding::Measured).unwrap();
-        for (workers, mbit, ms) in [(4, 10.0, 0.0), (8, 100.0, 0.0), (2, 1000.0, 50.0)] {
-            let here = || {
-                let exchanges = compared.iter().filter(|one| one.kind == Kind::Exchange);
-                exchanges.filter(move |one| (one.workers, one.mbit, one.ms) == (workers, mbit, ms))
-            };
-            let fastest = here().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
-            let best = here().min_by(|a, b| a.modelled.total_cmp(&b.modelled)).unwrap();
-            assert!(
-                best.seconds <= 1.1 * fastest,
-                "{workers} workers, {mbit} Mbit/s, {ms} ms: {} is not the fastest",
-                best.codec
-            );
-        }
+        let races = races(&compared);
+        let won = races.iter().filter(|race| race.is_won()).count();
+        assert!(races.len() >= 36 && 10 * won >= 9 * races.len(), "{won} of {}", races.len());
     }
 }

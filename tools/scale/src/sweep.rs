@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::model::{self, BUCKET_BYTES, Exchange, Fleet, Groups, Link, Parts, Step};
+use crate::model::{self, BUCKETS, Exchange, Fleet, Groups, Link, Parts, Step};
 use crate::{Result, folder, page, plot};
 
 /// Numbers of workers.
@@ -247,7 +247,7 @@ impl Sweep {
         let often = fleet(CROWD, rate, place);
         let ways = [
             ("every step", often),
-            ("overlapped", Fleet { overlap: Some(BUCKET_BYTES), ..often }),
+            ("overlapped", Fleet { overlap: Some(BUCKETS), ..often }),
             ("every 20 steps", Fleet { every: 20, ..often }),
             ("every 500 steps", Fleet { every: 500, ..often }),
             ("groups of 8", Fleet { groups, ..often }),

@@ -229,7 +229,7 @@ fn fleet(args: &Args) -> Fleet {
     let inside = |bits_per_second| Link { bits_per_second, latency: 0.0 };
     let groups = args.group.zip(args.group_link).map(|(size, rate)| Groups { size, link: inside(rate) });
     let (workers, compute, every) = (args.workers, args.compute, args.every);
-    let overlap = args.overlap.then_some(model::BUCKET_BYTES);
+    let overlap = args.overlap.then_some(model::BUCKETS);
     Fleet { workers, link, groups, compute, every, overlap, control: CONTROL }
 }
 

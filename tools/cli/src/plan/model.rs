@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Share of a link's rate that is payload: 1448 bytes of TCP in an Ethernet frame of 1514.
 pub(crate) const PAYLOAD: f64 = 1448.0 / 1514.0;
-/// Bytes of a bucket of plain gradients, as DistributedDataParallel makes them.
-pub(crate) const BUCKET_BYTES: f64 = 25.0 * 1024.0 * 1024.0;
+/// The buckets of DistributedDataParallel, which NCCL exchanges one after another.
+pub(crate) const BUCKETS: Buckets = Buckets { bytes: 25.0 * 1024.0 * 1024.0, at_once: 1 };
 /// Share of the compute that a bucket's exchange can hide behind: the backward pass, two of three parts.
 const BACKWARD: f64 = 2.0 / 3.0;
 
@@ -35,6 +35,15 @@ pub(crate) struct Groups {
     pub(crate) link: Link,
 }
 
+/// Parts of the gradients that are exchanged as soon as they are there.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Buckets {
+    /// Bytes of the plain gradients of a bucket.
+    pub(crate) bytes: f64,
+    /// Buckets that are exchanged at once: their latencies pass together.
+    pub(crate) at_once: u64,
+}
+
 /// The workers of a training.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fleet {
@@ -48,9 +57,9 @@ pub(crate) struct Fleet {
     pub(crate) compute: f64,
     /// Steps from one exchange to the next.
     pub(crate) every: u64,
-    /// Bytes of the plain gradients of a bucket whose exchange begins while the backward pass still runs, in
-    /// whose thread it is coded. `None`: all gradients are exchanged after it.
-    pub(crate) overlap: Option<f64>,
+    /// Buckets whose exchange begins while the backward pass still runs, in whose thread they are coded.
+    /// `None`: all gradients are exchanged after it.
+    pub(crate) overlap: Option<Buckets>,
     /// All-gathers of a few bytes in each exchange of updates: sizes, and whether all workers have decoded
     /// them.
     pub(crate) control: u64,
@@ -234,17 +243,19 @@ pub(crate) fn step(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Option<S
     if exchange == Exchange::SharedSet && parts.set.is_none() {
         return None;
     }
-    let buckets = fleet.overlap.map_or(1.0, |bytes| (parts.plain / bytes).ceil().max(1.0));
+    let buckets = fleet.overlap.map_or(1.0, |each| (parts.plain / each.bytes).ceil().max(1.0));
+    let at_once = fleet.overlap.map_or(1.0, |each| each.at_once.max(1) as f64);
     let cost = whole(fleet, exchange, parts);
     // Each bucket is an exchange of its own, and those of one worker follow one another.
-    let latency = buckets * cost.latency + cost.control;
+    let latencies = (buckets / at_once).ceil() * cost.latency;
+    let latency = latencies + cost.control;
     let every = fleet.every.max(1) as f64;
-    // The last bucket is there only when the backward pass ends. The others travel during the rest of it,
-    // which waits while buckets are coded.
+    // The first bucket is there after its share of the backward pass, which waits while buckets are coded, and
+    // the last one when the pass ends. So all shares but one hide: of the links, or of the pass if it is
+    // shorter.
     let early = 1.0 - 1.0 / buckets;
     let encode = if exchange.is_plain() { 0.0 } else { parts.encode };
-    let window = fleet.compute * BACKWARD + encode * early;
-    let hidden = ((cost.bandwidth + buckets * cost.latency) * early).min(window);
+    let hidden = early * (cost.bandwidth + latencies).min(fleet.compute * BACKWARD + encode);
     let all = cost.coding + cost.bandwidth + latency;
     let each = [
         (fleet.compute, Bottleneck::Compute),
@@ -389,7 +400,7 @@ fn aggregator(n: f64, link: &Link, parts: &Parts) -> Cost {
 }
 
 /// A codec that needs at most this much more time than the fastest is as good.
-const NEARLY: f64 = 1.1;
+pub(crate) const NEARLY: f64 = 1.1;
 /// Compression that saves less than this share of a step is not worth its error.
 const WORTH: f64 = 0.05;
 
@@ -511,16 +522,20 @@ mod tests {
 
     #[test]
     fn overlap_hides_the_links_of_all_buckets_but_the_last() {
-        let overlapped = Fleet { overlap: Some(BUCKET_BYTES), ..fleet(4) };
+        let overlapped = Fleet { overlap: Some(BUCKETS), ..fleet(4) };
         let whole = step(&fleet(4), Exchange::Ring, &parts()).unwrap();
         // Four buckets; the backward pass is shorter than their exchange.
         let ring = step(&overlapped, Exchange::Ring, &parts()).unwrap();
-        assert!(close(ring.hidden, 0.5 * 2.0 / 3.0));
+        assert!(close(ring.hidden, 0.75 * 0.5 * 2.0 / 3.0));
         assert!(close(ring.latency, 4.0 * whole.latency));
-        // Coding is not hidden, and three quarters of it give the links more time.
+        // Three of its four parts hide if it is the longer one.
+        let long = Fleet { compute: 30.0, ..overlapped };
+        let ring = step(&long, Exchange::Ring, &parts()).unwrap();
+        assert!(close(ring.hidden, 0.75 * (ring.bandwidth + ring.latency)));
+        // Coding is not hidden, and gives the links more time.
         let slow = Parts { encode: 0.4, update: 1e9, ..parts() };
         let gather = step(&overlapped, Exchange::Gather, &slow).unwrap();
-        assert!(close(gather.hidden, 0.5 * 2.0 / 3.0 + 0.3));
+        assert!(close(gather.hidden, 0.75 * (0.5 * 2.0 / 3.0 + 0.4)));
         assert!(close(
             gather.seconds,
             0.5 + gather.coding + gather.bandwidth + gather.latency - gather.hidden
@@ -533,10 +548,12 @@ mod tests {
     #[test]
     fn buckets_share_what_a_step_says_once() {
         let said = Fleet { control: 3, ..fleet(4) };
-        let overlapped = Fleet { overlap: Some(BUCKET_BYTES), ..said };
+        let overlapped = Fleet { overlap: Some(BUCKETS), ..said };
         let hops = 3.0 * said.link.latency;
         let latency = |fleet: &Fleet| step(fleet, Exchange::Gather, &parts()).unwrap().latency;
         assert!(close(latency(&said), (1.0 + 3.0) * hops));
         assert!(close(latency(&overlapped), (4.0 + 3.0) * hops));
+        let at_once = Buckets { at_once: 3, ..BUCKETS };
+        assert!(close(latency(&Fleet { overlap: Some(at_once), ..said }), (2.0 + 3.0) * hops));
     }
 }
