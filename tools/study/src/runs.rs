@@ -34,7 +34,7 @@ pub(crate) enum Scheme {
     /// 1-bit Adam.
     OneBit,
     /// ScaleCom's CLT-k.
-    ScaleCom { density: f64, beta: f32 },
+    ScaleCom { choice: Choice, beta: f32 },
     /// The leader's positions, every worker's own values.
     SharedSet { density: f64, values: Kept, momentum: f32 },
     /// A shared set, with the followers' values predicted from the leader's.
@@ -138,8 +138,8 @@ impl Run {
                 settings,
             )?));
         }
-        if let Scheme::ScaleCom { density, beta } = self.scheme {
-            let settings = ScaleComOptions::new(Choice::TopK(Amount::Density(density))).with_beta(beta);
+        if let Scheme::ScaleCom { choice, beta } = self.scheme {
+            let settings = ScaleComOptions::new(choice).with_beta(beta);
             return Ok(Box::new(ScaleCom::new(manifest, setting.workers, setting.receivers, settings)?));
         }
         if let Scheme::OneBit = self.scheme {
@@ -263,8 +263,17 @@ impl Run {
     fn scalecom(density: f64, beta: f32, outer: Rule, claim: &'static str) -> Self {
         Self {
             name: format!("ScaleCom, density {density}, beta {beta}"),
-            scheme: Scheme::ScaleCom { density, beta },
+            scheme: Scheme::ScaleCom { choice: Choice::TopK(Amount::Density(density)), beta },
             ..Self::codec("", false, outer, claim)
+        }
+    }
+
+    /// The paper's cheaper selection: the largest element of each chunk.
+    fn scalecom_of_chunks(chunk: u64, beta: f32, outer: Rule) -> Self {
+        Self {
+            name: format!("ScaleCom, one of each {chunk}, beta {beta}"),
+            scheme: Scheme::ScaleCom { choice: Choice::PerChunk(chunk), beta },
+            ..Self::codec("", false, outer, "")
         }
     }
 }
@@ -395,9 +404,11 @@ pub(crate) fn crowded() -> Vec<Run> {
         runs.push(Run::scalecom(density, 1.0, MOMENTUM, ""));
     }
     runs.push(Run::scalecom(0.01, 0.1, MOMENTUM, ""));
+    runs.push(Run::scalecom_of_chunks(100, 1.0, MOMENTUM));
     runs.push(Run::shared_set(0.01, POWERS, 0.0, MOMENTUM));
     runs.push(Run::sbc(0.001, Positions::Auto, 1, MOMENTUM, ""));
     runs.push(Run::sbc(0.01, Positions::Auto, 10, MOMENTUM, ""));
+    runs.push(Run::lgc("LGC", lgc_of(Autoencoder::Paper, false), MOMENTUM));
     runs
 }
 
