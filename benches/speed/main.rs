@@ -528,12 +528,16 @@ impl Bench {
         let [sums, hashes, _] = codecs;
         let compressed =
             |from, to| compress(&input(from, to), &[sums], &Options::default(), None).expect("a base");
-        let write_with = |from, to, codec: Codec, kept: &Digests, blocks: &[CodedBlock]| {
-            let runs = kept.clone().deltas(&manifest, &input(from, to), &[codec], blocks);
-            write(&manifest, &UpdateHeader::default().with_runs(runs.expect("this manifest's")), blocks)
+        let encode = |from, to, codec, kept: &Digests| {
+            let (inputs, codecs) = (input(from, to), [codec]);
+            let mut blocks = pending(&inputs, &codecs, &Options::default()).expect("a base");
+            let runs = blocks.deltas(&manifest, &mut kept.clone()).expect("this manifest's");
+            let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+            let header = UpdateHeader::default().with_runs(runs);
+            encoder.update(&mut out, &header, &manifest, blocks).expect("blocks of this manifest");
+            encoder.finish(&mut out);
+            out
         };
-        let encode =
-            |from, to, codec, kept: &Digests| write_with(from, to, codec, kept, &compressed(from, to));
         let mut kept = Digests::default();
         let (there, back) = (encode(base, new, sums, &kept), encode(new, base, sums, &kept));
         let pairs = base.data().as_chunks::<2>().0.iter().zip(new.data().as_chunks::<2>().0);

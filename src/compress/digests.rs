@@ -64,6 +64,15 @@ pub struct Digests {
     sums: Known<SumDigest>,
 }
 
+/// What is known of blocks before they are made.
+#[derive(Debug, Default)]
+pub(in crate::compress) struct Expected {
+    /// Tensors that share a block classed by the base with the tensor before them.
+    pub(in crate::compress) joined: HashSet<u64>,
+    /// What each of these tensors adds to the sum of its base.
+    pub(in crate::compress) changes: BTreeMap<u64, SumDigest>,
+}
+
 /// Digests of one kind by the numbers of tensors.
 #[derive(Debug, Clone)]
 struct Known<D> {
@@ -135,17 +144,21 @@ impl Digests {
     ) -> Result<DeltaRuns> {
         let touched: HashSet<u64> = blocks.iter().flat_map(|coded| tensors(coded.as_ref().scope)).collect();
         let inputs: Vec<_> = inputs.iter().filter(|input| touched.contains(&input.tensor)).copied().collect();
-        self.expected(manifest, &inputs, codecs, &joined(blocks))
+        self.expected(
+            manifest,
+            &inputs,
+            codecs,
+            &Expected { joined: joined(blocks), changes: BTreeMap::new() },
+        )
     }
 
-    /// As [`Self::deltas`], for blocks that are still to make: all tensors are touched. `joined`: those that
-    /// share a block classed by the base with the tensor before them.
+    /// As [`Self::deltas`], for blocks that are still to make: all tensors are touched.
     pub(in crate::compress) fn expected(
         &mut self,
         manifest: &Manifest,
         inputs: &[Input<'_>],
         codecs: &[Codec],
-        joined: &HashSet<u64>,
+        Expected { joined, changes }: &Expected,
     ) -> Result<DeltaRuns> {
         let mut found = DeltaRuns::default();
         let Some(kind) = wanted(codecs) else { return Ok(found) };
@@ -161,7 +174,8 @@ impl Digests {
             let summed = digested(inputs, |input, base| {
                 let missing = || Error::input(InputErrorKind::Mismatch { what: "input and manifest" });
                 let info = usize::try_from(input.tensor).ok().and_then(|n| manifest.tensors().get(n));
-                sums(info.ok_or_else(missing)?, base, input.view, self.sums.of(input.tensor))
+                let change = changes.get(&input.tensor).copied();
+                sums(info.ok_or_else(missing)?, base, input.view, self.sums.of(input.tensor), change)
             })?;
             found.summed = Some(self.sums.keep(&summed, joined, sum_of_run));
         }
@@ -212,19 +226,22 @@ fn digested<D: Send>(
     digested.collect::<Vec<_>>().into_iter().collect()
 }
 
-/// Returns the sums of a base and of the new tensor.
+/// Returns the sums of a base and of the new tensor. `change`: what the latter has more, if it is known.
 fn sums(
     info: &TensorInfo,
     base: TensorView<'_>,
     new: TensorView<'_>,
     known: [Option<SumDigest>; 2],
+    change: Option<SumDigest>,
 ) -> Result<[SumDigest; 2]> {
-    Ok(match known {
-        [Some(of_base), Some(of_new)] => [of_base, of_new],
-        [None, Some(of_new)] => [info.sum_after(of_new, new, base)?, of_new],
-        [of_base, None] => {
+    Ok(match (known, change) {
+        ([Some(of_base), Some(of_new)], _) => [of_base, of_new],
+        ([None, Some(of_new)], Some(change)) => [of_new - change, of_new],
+        ([None, Some(of_new)], None) => [info.sum_after(of_new, new, base)?, of_new],
+        ([of_base, None], change) => {
             let of_base = of_base.map_or_else(|| info.sum_digest(base), Ok)?;
-            [of_base, info.sum_after(of_base, base, new)?]
+            let after = || info.sum_after(of_base, base, new);
+            [of_base, change.map_or_else(after, |change| Ok(of_base + change))?]
         }
     })
 }
@@ -316,7 +333,7 @@ mod tests {
         let inputs = [Input { tensor: 0, name: "w", view: new.view(), base: Some(base.view()) }];
         let codecs = ["delta", "delta:digest=blake3", "raw"].map(|codec| codec.parse().unwrap());
         let expected =
-            |codecs| Digests::default().expected(&manifest(), &inputs, codecs, &HashSet::new()).unwrap();
+            |codecs| Digests::default().expected(&manifest(), &inputs, codecs, &Expected::default()).unwrap();
         assert_eq!(expected(&codecs), both, "a mixture has both");
         assert_eq!(expected(&codecs[1..]), hashed);
     }
@@ -327,8 +344,12 @@ mod tests {
         for (tensor, shape) in [(1, 40), (0, 41)] {
             let inputs = [Input { tensor, name: "w", view: new.view(), base: Some(base.view()) }];
             let manifest = Manifest::new(vec![TensorInfo::new("w", Dtype::Bf16, [shape])]).unwrap();
-            let error =
-                Digests::default().expected(&manifest, &inputs, &["delta".parse().unwrap()], &HashSet::new());
+            let error = Digests::default().expected(
+                &manifest,
+                &inputs,
+                &["delta".parse().unwrap()],
+                &Expected::default(),
+            );
             assert!(matches!(error, Err(Error::Input(_))), "{tensor} {shape}");
         }
     }

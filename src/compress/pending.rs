@@ -1,13 +1,14 @@
 //! Compression while an encoder writes.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::codec::Codec;
+use super::codecs::DigestKind;
 use super::codecs::delta::Changes;
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::{TopK, natural};
-use super::digests::Digests;
+use super::digests::{Digests, Expected, wanted};
 use super::extents::{Extent, extents, runs};
 use super::options::{Input, Options};
 use super::settings::Selection;
@@ -16,7 +17,7 @@ use super::update::{check, compress};
 use crate::block::{BlockOptions, Later, LaterValues, PendingBlock, ValuesId};
 use crate::codes::Scratch;
 use crate::error::Result;
-use crate::frame::{DeltaRuns, Manifest};
+use crate::frame::{DeltaRuns, Manifest, TensorInfo};
 
 /// Number of elements from which on a tensor's dense blocks are made when they are written.
 const LARGE: u64 = 1 << 16;
@@ -24,6 +25,12 @@ const LARGE: u64 = 1 << 16;
 /// Elements that are compressed at a time, for each thread: enough that all threads have work. The unit tests
 /// compress few, to cut more.
 const BATCH: u64 = if cfg!(test) { 10_000 } else { 4 << 20 };
+
+/// How many times as many elements of deltas: a block has up to 16 Mi, and so each thread has one.
+const DELTA_BATCHES: u64 = 4;
+
+/// Bytes of blocks that are made ahead.
+const AHEAD: u64 = 32 << 20;
 
 /// The blocks of an update, made while an encoder takes them: an iterator for
 /// [`Encoder::update`](crate::stream::Encoder::update). After an error it ends.
@@ -33,8 +40,7 @@ pub struct Pending<'a> {
     options: Options,
     work: VecDeque<Work<'a>>,
     ready: VecDeque<PendingBlock<'a>>,
-    /// Tensors that share a block classed by the base with the tensor before them.
-    joined: HashSet<u64>,
+    expected: Expected,
 }
 
 /// A share of the blocks that are still to make.
@@ -66,8 +72,8 @@ pub fn pending<'a>(inputs: &'a [Input<'a>], codecs: &'a [Codec], options: &Optio
     for (input, codec) in inputs.iter().zip(codecs) {
         Source::new(input, codec.is_lossy(), options, None).map_err(|e| e.in_tensor(input.tensor))?;
     }
-    let (ready, joined, work) = Default::default();
-    let mut pending = Pending { inputs, codecs, options: options.clone(), work, ready, joined };
+    let (ready, expected, work) = Default::default();
+    let mut pending = Pending { inputs, codecs, options: options.clone(), work, ready, expected };
     let runs = runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype()));
     let is_global = |run: &Range<usize>| {
         matches!(codecs[run.start], Codec::TopK(TopK { selection: Selection::Global, .. }))
@@ -89,10 +95,27 @@ impl Pending<'_> {
     /// Returns the runs that the update's header has, as [`deltas`](super::deltas) does for blocks that are
     /// made, for all inputs with a base. `digests`: those of the bases, if they are known.
     ///
+    /// Where few elements change, the sum of the changes is computed while blocks are made, as long as these
+    /// take at most 32 MiB: the update has it before them.
+    ///
     /// # Errors
     /// As [`deltas`](super::deltas).
-    pub fn deltas(&self, manifest: &Manifest, digests: &mut Digests) -> Result<DeltaRuns> {
-        digests.expected(manifest, self.inputs, self.codecs, &self.joined)
+    pub fn deltas(&mut self, manifest: &Manifest, digests: &mut Digests) -> Result<DeltaRuns> {
+        let is_summed = matches!(wanted(self.codecs), Some(DigestKind::Sum | DigestKind::Both));
+        if is_summed && self.inputs.iter().any(|input| digests.known_sum(input.tensor).contains(&None)) {
+            self.make_ahead(manifest.tensors());
+        }
+        digests.expected(manifest, self.inputs, self.codecs, &self.expected)
+    }
+
+    /// Makes the first blocks of deltas, and keeps the sums of the changes.
+    fn make_ahead(&mut self, infos: &[TensorInfo]) {
+        let mut room = AHEAD;
+        for work in &mut self.work {
+            let Work::Changes(changes, _) = work else { continue };
+            let sums = &mut self.expected.changes;
+            changes.make_ahead(infos, DELTA_BATCHES * batch_elements(), &mut room, sums);
+        }
     }
 
     /// Divides a run of inputs into work.
@@ -100,7 +123,7 @@ impl Pending<'_> {
         let (codec, inputs) = (self.codecs[run.start], &self.inputs[run.clone()]);
         if let Codec::Delta(delta) = codec {
             let changes = Changes::new(delta, inputs)?;
-            self.joined.extend(changes.joined());
+            self.expected.joined.extend(changes.joined());
             self.work.push_back(Work::Changes(changes, codec.block_options()));
             return Ok(());
         }
@@ -157,8 +180,7 @@ impl Pending<'_> {
                     self.work.pop_front();
                 }
                 Some(Work::Changes(changes, options)) => {
-                    // A block has up to 16 Mi elements: one for each thread.
-                    let made = changes.next_blocks(4 * batch_elements());
+                    let made = changes.next_blocks(DELTA_BATCHES * batch_elements());
                     self.ready = made.into_iter().map(|block| (block, *options).into()).collect();
                     if self.ready.is_empty() {
                         self.work.pop_front();
@@ -303,7 +325,7 @@ mod tests {
         let blocks = compress(&inputs, codecs, options, None).unwrap();
         let update = header(deltas(&manifest, &inputs, codecs, &blocks).unwrap());
         Encoder::new(EncodeOptions::default()).update(&mut at_once, &update, &manifest, &blocks).unwrap();
-        let blocks = pending(&inputs, codecs, options).unwrap();
+        let mut blocks = pending(&inputs, codecs, options).unwrap();
         assert!(blocks.work.len() > 1 || matches!(blocks.work[0], Work::Changes(..)));
         let update = header(blocks.deltas(&manifest, &mut Digests::default()).unwrap());
         Encoder::new(EncodeOptions::default()).update(&mut in_batches, &update, &manifest, blocks).unwrap();
@@ -328,9 +350,18 @@ mod tests {
     fn deltas_know_their_digests_before_their_blocks() {
         // Two tensors fit in a block, with classes of the base or without.
         let tensors: Vec<_> =
-            (0..9).map(|i| [3, 4].map(|seed| tensor(seed, 5 << (2 * i), i, 1_300_000))).collect();
+            (0..9).map(|i| [3, 4].map(|seed| tensor(seed, 3 << (2 * i), i, 1_300_000))).collect();
         for codec in ["delta", "delta:positions=classed", "delta:values=overwrite"] {
             compare(&tensors, &vec![codec.parse().unwrap(); tensors.len()], &Options::default());
         }
+        let view = |i: usize, version: usize| tensors[i][version].view();
+        let input = |i| Input { tensor: i as u64, name: "", view: view(i, 0), base: Some(view(i, 1)) };
+        let (inputs, codecs) = (Vec::from_iter((0..9).map(input)), vec!["delta".parse().unwrap(); 9]);
+        let infos = (0..9).map(|i| TensorInfo::new(i.to_string(), Dtype::Bf16, [1_300_000]));
+        let manifest = Manifest::new(infos.collect()).unwrap();
+        let mut pending = pending(&inputs, &codecs, &Options::default()).unwrap();
+        pending.deltas(&manifest, &mut Digests::default()).unwrap();
+        // Three tensors share a block. Those of the first change too many elements.
+        assert!(pending.expected.changes.keys().eq(&[3, 4, 5, 6, 7, 8]));
     }
 }

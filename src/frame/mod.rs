@@ -23,6 +23,7 @@ pub use index_set::IndexSet;
 pub use manifest::{Manifest, ManifestId, Shard, TensorInfo};
 pub use metadata::Metadata;
 pub use model::{Model, Weights};
+pub(crate) use sums::sample;
 pub(crate) use update::{BlockOrder, UpdateWriter};
 pub use update::{Delta, DeltaRuns, Reduction, UpdateHeader, UpdatePart};
 

@@ -159,15 +159,21 @@ fn few(row: Option<&u64>) -> usize {
 
 /// Whether at most one in `n` words of a sample differs.
 fn changes_at_most(n: usize, old: &[u8], new: &[u8]) -> bool {
+    let (changed, words) = sample(old, new, 64);
+    n * changed <= words
+}
+
+/// Compares a sample of about this many KiB. Returns the number of different words of 16 bits, and of all.
+pub(crate) fn sample(old: &[u8], new: &[u8], windows: usize) -> (usize, usize) {
     const WINDOW: usize = 1 << 10;
-    let windows = old.chunks(WINDOW).zip(new.chunks(WINDOW));
+    let all = old.chunks(WINDOW).zip(new.chunks(WINDOW));
     let (mut words, mut changed) = (0, 0);
-    for (old, new) in windows.step_by((old.len() / WINDOW / 64).max(1)) {
+    for (old, new) in all.step_by((old.len() / WINDOW / windows.max(1)).max(1)) {
         let pairs = old.as_chunks::<2>().0.iter().zip(new.as_chunks::<2>().0);
         words += pairs.len();
         changed += pairs.filter(|(old, new)| old != new).count();
     }
-    n * changed <= words
+    (changed, words)
 }
 
 #[cfg(test)]

@@ -421,7 +421,7 @@ impl Sender<'_> {
     ) -> Result<Bytes> {
         let scratch = self.store.remote.scratch()?;
         let stream = || {
-            let blocks = compress::pending(inputs, codecs, &compress::Options::default())?;
+            let mut blocks = compress::pending(inputs, codecs, &compress::Options::default())?;
             let runs = blocks.deltas(&self.model.manifests[group], &mut known)?;
             let header = UpdateHeader::default().with_step(self.version).with_label(label.to_string());
             let mut writer = Writer::new(scratch, EncodeOptions::default());

@@ -62,20 +62,20 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
         first.update(&mut at_once, &header, &manifest, &blocks)
     });
     let mut second = encoder();
-    let header_of = |pending: &Pending<'_>| -> gcodec::Result<UpdateHeader> {
+    let header_of = |pending: &mut Pending<'_>| -> gcodec::Result<UpdateHeader> {
         Ok(header.clone().with_runs(pending.deltas(&manifest, &mut Digests::default())?))
     };
     let written = pending(&inputs, codecs, options)
-        .and_then(|blocks| second.update(&mut at_writing, &header_of(&blocks)?, &manifest, blocks));
+        .and_then(|mut blocks| second.update(&mut at_writing, &header_of(&mut blocks)?, &manifest, blocks));
     if written.is_err() {
         assert!(at_writing.is_empty(), "a failed update appends nothing");
         assert_eq!(second.offset(), 0);
     }
     first.finish(&mut at_once);
     second.finish(&mut at_writing);
-    if let (Ok(()), Ok(blocks)) = (&written, pending(&inputs, codecs, options)) {
+    if let (Ok(()), Ok(mut blocks)) = (&written, pending(&inputs, codecs, options)) {
         let mut writer = Writer::new(Vec::new(), EncodeOptions::default().with_part_bytes(1 << 20));
-        writer.update(&header_of(&blocks).unwrap(), &manifest, blocks).unwrap();
+        writer.update(&header_of(&mut blocks).unwrap(), &manifest, blocks).unwrap();
         assert!(writer.finish().unwrap() == at_writing, "a writer writes what an encoder does");
     }
     [made.map(|()| at_once), written.map(|()| at_writing)]

@@ -57,7 +57,7 @@ fn encoded(tensors: &[(String, TensorBuf)], codec: Codec, profile: Profile) -> R
         .collect();
     let codecs = vec![codec; inputs.len()];
     // Blocks of several elements, so that scopes are ranges, tensors and runs of tensors.
-    let blocks = pending(&inputs, &codecs, &Options::default().with_block_len(5000))?;
+    let mut blocks = pending(&inputs, &codecs, &Options::default().with_block_len(5000))?;
     let runs = blocks.deltas(&manifest(tensors), &mut Digests::default())?;
     let mut encoder = Encoder::new(EncodeOptions::default().with_profile(profile).with_part_bytes(20_000));
     let mut out = Vec::new();

@@ -109,7 +109,7 @@ impl Encoder {
         };
         let result = match feedback {
             None => threads::run(|| {
-                let blocks = pending(&inputs, &codecs, options)?;
+                let mut blocks = pending(&inputs, &codecs, options)?;
                 let runs = blocks.deltas(&manifest, &mut Digests::default())?;
                 Ok((blocks, runs))
             })

@@ -282,7 +282,7 @@ impl Update<'_> {
         };
         let (apart, inputs): (Vec<_>, Vec<_>) = self.inputs.iter().copied().partition(is_apart);
         if let (Memory::None, true, true) = (&memory, self.lent.is_empty(), apart.is_empty()) {
-            let blocks = pending(&self.inputs, &self.on_host, self.options)?;
+            let mut blocks = pending(&self.inputs, &self.on_host, self.options)?;
             let runs = blocks.deltas(&manifest, &mut self.digests)?;
             let header = self.header.clone().with_runs(runs);
             return Ok(Compressed { header, manifest, blocks: Box::new(blocks), time: start.elapsed() });

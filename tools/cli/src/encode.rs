@@ -432,7 +432,7 @@ impl Update<'_> {
             .with_label(self.learned.map_or(label, learned::Encoder::label));
         let explained = |e| assign::explain(e, &manifest);
         if feedback.is_none() && self.learned.is_none() {
-            let blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
+            let mut blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
             header = header.with_runs(blocks.deltas(&manifest, &mut Digests::default()).map_err(explained)?);
             return writer.update(&header, &manifest, blocks).map_err(explained);
         }

@@ -359,14 +359,15 @@ impl Ranker {
     }
 
     /// Adds the next elements of the base, at most [`STEP`]. `changed` has a bit for each that changes, and
-    /// `value` returns the value of one by its number. `ahead`: what the next call reads.
+    /// `value` returns the value of each of them, in their order, by its number. `ahead`: what the next call
+    /// reads.
     pub(crate) fn add(
         &mut self,
         base: &[u8],
         len: usize,
         changed: &[u64; ROWS],
         ahead: [&[u8]; 2],
-        value: impl Fn(usize) -> i64,
+        value: impl FnMut(usize) -> i64,
     ) {
         fill_keys(self.dtype, base, 0, &mut self.keys.as_flattened_mut()[..len]);
         let classes = self.rows.iter_mut().zip(&mut self.ranked).zip(self.based.ranges());
@@ -404,12 +405,12 @@ struct Rank<'a, F> {
     ranked: &'a mut [Ranked],
 }
 
-impl<F: Fn(usize) -> i64> Kernel for Rank<'_, F> {
+impl<F: FnMut(usize) -> i64> Kernel for Rank<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { keys, changed, value, class_of, rows, ranked } = self;
+        let Self { keys, changed, mut value, class_of, rows, ranked } = self;
         for (row, (keys, &changed)) in keys.iter().zip(changed).enumerate() {
             let mut rest = changed;
             while rest != 0 {

@@ -3,7 +3,7 @@
 pub(in crate::compress) mod classes;
 mod pieces;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rayon::prelude::*;
 
@@ -14,7 +14,9 @@ use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Span, whole};
 use crate::compress::options::Input;
 use crate::compress::settings::{Setting, Visitor};
+use crate::digest::{SumChange, SumDigest};
 use crate::error::Result;
+use crate::frame::TensorInfo;
 use crate::limits::in_memory;
 use classes::{Classes, Places};
 use pieces::{Piece, Step, for_each_step};
@@ -88,9 +90,29 @@ impl Compressor for Delta {
 /// The blocks of a run of tensors that are still to make.
 pub(in crate::compress) struct Changes<'a> {
     codec: Delta,
+    /// Number of the first tensor.
+    first: u64,
     tensors: Vec<Piece<'a>>,
-    divided: VecDeque<(Scope, Vec<Span>)>,
+    divided: VecDeque<Division>,
+    /// Blocks that are made already.
+    made: VecDeque<Block>,
 }
+
+/// What a block has: its scope, and the spans of tensors.
+type Division = (Scope, Vec<Span>);
+
+/// A block, and the sums of the changes of its spans, if they are known.
+struct Made {
+    block: Block,
+    sums: Option<Vec<(Span, SumDigest)>>,
+}
+
+/// Up to one changed element in this many, their sum takes less time than that of all elements: the changes
+/// are at hand.
+const FEW: u64 = 20;
+
+/// About the bytes of a changed element of a block.
+const CHANGE_BYTES: u64 = 16;
 
 impl<'a> Changes<'a> {
     /// # Errors
@@ -98,11 +120,12 @@ impl<'a> Changes<'a> {
     pub(in crate::compress) fn new(codec: Delta, inputs: &[Input<'a>]) -> Result<Self> {
         let tensors = inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
         let lens: Vec<u64> = tensors.iter().map(|tensor| tensor.len).collect();
-        let divided = inputs.iter().take(1).flat_map(|first| {
-            let divided = division(first.view.dtype(), &lens).into_iter();
-            divided.map(|spans| (scope(first.tensor, &lens, &spans), spans))
+        let first = inputs.first().map_or(0, |input| input.tensor);
+        let divided = inputs.iter().take(1).flat_map(|input| {
+            let divided = division(input.view.dtype(), &lens).into_iter();
+            divided.map(|spans| (scope(first, &lens, &spans), spans))
         });
-        Ok(Self { codec, divided: divided.collect(), tensors })
+        Ok(Self { codec, first, divided: divided.collect(), tensors, made: VecDeque::new() })
     }
 
     fn pieces(&self, spans: &[Span]) -> Vec<Piece<'a>> {
@@ -112,7 +135,7 @@ impl<'a> Changes<'a> {
     /// Returns the tensors that will be in one block, classed by the base, with the tensor before them: they
     /// share its digest.
     pub(in crate::compress) fn joined(&self) -> Vec<u64> {
-        let is_based = |(scope, spans): &&(Scope, Vec<Span>)| {
+        let is_based = |(scope, spans): &&Division| {
             scope.tensors() > 1 && matches!(self.codec.places(&self.pieces(spans)), Some(Places::Classes(_)))
         };
         let based = self.divided.par_iter().filter(is_based);
@@ -121,26 +144,105 @@ impl<'a> Changes<'a> {
 
     /// Makes the next blocks: as many as span `elements`, and at least one; none after the last.
     pub(in crate::compress) fn next_blocks(&mut self, elements: u64) -> Vec<Block> {
-        let mut made = Vec::new();
+        let mut made: Vec<Block> = self.made.drain(..).collect();
         while made.is_empty() && !self.divided.is_empty() {
-            let mut sum = 0u64;
-            let fits = |(_, spans): &&(Scope, Vec<Span>)| {
-                let is_first = sum == 0;
-                sum = sum.saturating_add(spans.iter().map(|span| span.len.max(1)).sum());
-                is_first || sum <= elements
-            };
-            let count = self.divided.iter().take_while(fits).count();
-            let next: Vec<_> = self.divided.drain(..count).collect();
-            let blocks = next.into_par_iter().map(|(scope, spans)| {
-                let (support, values) = self.codec.changes(&self.pieces(&spans));
-                Block { scope, add: false, support, values }
-            });
-            made = blocks.collect();
+            let next = self.next_divisions(elements);
+            made = self.make(&next, None).into_iter().map(|made| made.block).collect();
             made.retain(is_sent);
         }
         made
     }
+
+    /// Makes the next blocks ahead, as long as they fit in about `room` bytes, which are taken from it, and
+    /// adds the sums of the changes of each tensor whose blocks are all made and change few elements to
+    /// `sums`. An update has digests before its blocks: the changes are found once for both so.
+    ///
+    /// `infos`: those of the manifest; `elements`: how many to make at a time.
+    pub(in crate::compress) fn make_ahead(
+        &mut self,
+        infos: &[TensorInfo],
+        elements: u64,
+        room: &mut u64,
+        sums: &mut BTreeMap<u64, SumDigest>,
+    ) {
+        let infos = usize::try_from(self.first).ok().and_then(|first| infos.get(first..)).unwrap_or(&[]);
+        // For each tensor the elements whose changes are known, and their sum.
+        let mut known: BTreeMap<usize, (u64, SumDigest)> = BTreeMap::new();
+        while !self.divided.is_empty() {
+            let mut next = self.next_divisions(elements);
+            let mut left = *room;
+            let fits = next.iter().take_while(|(_, spans)| {
+                let after = left.checked_sub(CHANGE_BYTES * self.expected(spans));
+                left = after.unwrap_or(0);
+                after.is_some()
+            });
+            let fitting = fits.count();
+            let is_full = fitting < next.len();
+            next.drain(fitting..).rev().for_each(|division| self.divided.push_front(division));
+            for Made { block, sums } in self.make(&next, Some(infos)) {
+                for (span, sum) in sums.into_iter().flatten() {
+                    let known = known.entry(span.input).or_default();
+                    *known = (known.0 + span.len, known.1 + sum);
+                }
+                // There may be more changes than the sample had.
+                *room = room.saturating_sub(CHANGE_BYTES.saturating_mul(values(&block)));
+                self.made.extend(Some(block).filter(is_sent));
+            }
+            if is_full || *room == 0 {
+                break;
+            }
+        }
+        for (input, (elements, sum)) in known {
+            if elements == self.tensors[input].len {
+                sums.insert(self.first + input as u64, infos[input].weighted(sum));
+            }
+        }
+    }
+
+    /// Takes the next divisions: as many as span `elements`, and at least one.
+    fn next_divisions(&mut self, elements: u64) -> Vec<Division> {
+        let mut sum = 0u64;
+        let fits = |(_, spans): &&Division| {
+            let is_first = sum == 0;
+            sum = sum.saturating_add(spans.iter().map(|span| span.len.max(1)).sum());
+            is_first || sum <= elements
+        };
+        let count = self.divided.iter().take_while(fits).count();
+        self.divided.drain(..count).collect()
+    }
+
+    /// Makes blocks, with the sums of their changes if they are few and `infos` are given: those of the run's
+    /// tensors.
+    fn make(&self, divisions: &[Division], infos: Option<&[TensorInfo]>) -> Vec<Made> {
+        let made = divisions.par_iter().map(|(scope, spans)| {
+            let pieces = self.pieces(spans);
+            let len: u64 = spans.iter().map(|span| span.len).sum();
+            let infos = infos.filter(|_| self.expected(spans) * FEW <= len);
+            let noted = infos.and_then(|infos| {
+                let infos = infos.get(spans[0].input..)?;
+                pieces.iter().zip(infos).map(|(piece, info)| piece.no_change(info)).collect()
+            });
+            let mut sums: Vec<SumChange> = noted.unwrap_or_default();
+            let (support, values) = self.codec.changes(&pieces, &mut sums);
+            let is_noted = sums.len() == spans.len();
+            let sums = is_noted.then(|| spans.iter().copied().zip(sums.into_iter().map(SumChange::finish)));
+            Made {
+                block: Block { scope: *scope, add: false, support, values },
+                sums: sums.map(Iterator::collect),
+            }
+        });
+        made.collect()
+    }
+
+    /// Returns about the number of changed elements of a block.
+    fn expected(&self, spans: &[Span]) -> u64 {
+        let sampled = SAMPLED_KIB / spans.len();
+        self.pieces(spans).iter().map(|piece| piece.expected(sampled)).sum()
+    }
 }
+
+/// KiB of a block in which changes are counted, to tell about how many there are.
+const SAMPLED_KIB: usize = 64;
 
 impl Delta {
     /// Returns whether classes of the base are useful: `Some(true)` if they are wanted in any case.
@@ -157,14 +259,19 @@ impl Delta {
         self.classes().map(|forced| classes::choose(&classes::count_keys(pieces), forced))
     }
 
-    /// Returns the changes of consecutive tensors, or of a part of one.
-    fn changes(&self, pieces: &[Piece<'_>]) -> (Support, Values) {
+    /// Returns the changes of consecutive tensors, or of a part of one, and adds them to the sums of the
+    /// changes of the pieces, if there are any. Without positions, no changes are added, and `sums` is empty
+    /// afterwards.
+    fn changes(&self, pieces: &[Piece<'_>], sums: &mut Vec<SumChange>) -> (Support, Values) {
         match (self.values, self.places(pieces)) {
-            (Change::Ulp, Some(Places::Classes(classes))) => classed_differences(pieces, classes),
-            (Change::Ulp, Some(Places::All)) => all_differences(pieces),
+            (Change::Ulp, Some(Places::Classes(classes))) => classed_differences(pieces, classes, sums),
+            (Change::Ulp, Some(Places::All)) => {
+                sums.clear();
+                all_differences(pieces)
+            }
             (Change::Ulp, Some(Places::Changed) | None) => {
                 let mut diffs = Vec::new();
-                let support = changed(pieces, |step, at| diffs.push(step.diff(at)));
+                let support = changed(pieces, sums, |step, at| diffs.push(step.diff(at)));
                 (support, Values::Ulp(Ulp { diffs }))
             }
             (Change::Overwrite, _) => {
@@ -172,10 +279,11 @@ impl Delta {
                 let mut elements = Elements::new(dtype);
                 let support = match dtype.bits() >= 8 && classes::most_change(pieces) {
                     true => {
+                        sums.clear();
                         for_each_step(pieces, |_| true, |step| elements.bytes.extend_from_slice(step.new));
                         Support::All
                     }
-                    false => changed(pieces, |step, at| elements.push(step.new_bits(at))),
+                    false => changed(pieces, sums, |step, at| elements.push(step.new_bits(at))),
                 };
                 (support, Values::Planes(Planes { bytes: elements.bytes }))
             }
@@ -191,7 +299,7 @@ fn all_differences(pieces: &[Piece<'_>]) -> (Support, Values) {
 }
 
 /// Returns the changed elements by classes of the base, and their differences.
-fn classed_differences(pieces: &[Piece<'_>], classes: Classes) -> (Support, Values) {
+fn classed_differences(pieces: &[Piece<'_>], classes: Classes, sums: &mut [SumChange]) -> (Support, Values) {
     let mut masks = [0; ROWS];
     let mut ranker = Ranker::new(pieces[0].dtype(), classes.bounds, &classes.changed);
     for_each_step(
@@ -199,10 +307,19 @@ fn classed_differences(pieces: &[Piece<'_>], classes: Classes) -> (Support, Valu
         |_| true,
         |step| {
             step.changed(&mut masks);
-            match step.dtype.bits() {
-                16 => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<2>()),
-                32 => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<4>()),
-                _ => ranker.add(step.base, step.len, &masks, step.ahead, |at| step.diff(at)),
+            match (step.dtype.bits(), sums.get_mut(step.piece)) {
+                (16, None) => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<2>()),
+                (16, Some(sum)) => {
+                    ranker.add(step.base, step.len, &masks, step.ahead, step.noted_diff_of::<2>(sum));
+                }
+                (32, None) => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<4>()),
+                (32, Some(sum)) => {
+                    ranker.add(step.base, step.len, &masks, step.ahead, step.noted_diff_of::<4>(sum));
+                }
+                (_, mut sum) => ranker.add(step.base, step.len, &masks, step.ahead, |at| {
+                    sum.iter_mut().for_each(|sum| step.note(at, sum));
+                    step.diff(at)
+                }),
             }
         },
     );
@@ -211,7 +328,7 @@ fn classed_differences(pieces: &[Piece<'_>], classes: Classes) -> (Support, Valu
 }
 
 /// Returns the positions of the changed elements, after calling `f` for each.
-fn changed<'a>(pieces: &[Piece<'a>], mut f: impl FnMut(&Step<'a>, usize)) -> Support {
+fn changed<'a>(pieces: &[Piece<'a>], sums: &mut [SumChange], mut f: impl FnMut(&Step<'a>, usize)) -> Support {
     let mut positions = Vec::new();
     let mut masks = [0; ROWS];
     for_each_step(
@@ -219,8 +336,10 @@ fn changed<'a>(pieces: &[Piece<'a>], mut f: impl FnMut(&Step<'a>, usize)) -> Sup
         |_| true,
         |step| {
             if step.changed(&mut masks) {
+                let mut sum = sums.get_mut(step.piece);
                 step.for_each_changed(&masks, |at| {
                     positions.push(step.position + at as u64);
+                    sum.iter_mut().for_each(|sum| step.note(at, sum));
                     f(&step, at);
                 });
             }
@@ -242,10 +361,73 @@ pub(in crate::compress) fn scope(first: u64, lens: &[u64], spans: &[Span]) -> Sc
 /// Whether a block of this codec is sent. A tensor without changes has one block, so that the update lists
 /// its digests.
 pub(in crate::compress) fn is_sent(block: &Block) -> bool {
-    let is_empty = match &block.values {
-        Values::Ulp(ulp) => ulp.diffs.is_empty(),
-        Values::Planes(planes) => planes.bytes.is_empty(),
-        _ => false,
-    };
-    !is_empty || !matches!(block.scope, Scope::Range { start: 1.., .. })
+    values(block) > 0 || !matches!(block.scope, Scope::Range { start: 1.., .. })
+}
+
+/// Number of differences of a block, or of bytes of elements; many of values that no delta has.
+fn values(block: &Block) -> u64 {
+    match &block.values {
+        Values::Ulp(ulp) => ulp.diffs.len() as u64,
+        Values::Planes(planes) => planes.bytes.len() as u64,
+        _ => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Dtype, TensorBuf};
+
+    #[test]
+    fn blocks_made_ahead_are_those_made_later() {
+        const LARGE: usize = 17 << 20;
+        // Changed elements of each tensor. The second one has two blocks, the last two share one.
+        let lens = [1000, LARGE, 5000, 100];
+        let changed =
+            [vec![7], [0].into_iter().chain((16 << 20..).take(40)).collect(), (0..5000).collect(), vec![]];
+        let tensors = lens.iter().zip(&changed).map(|(&len, changed)| {
+            [0, 1].map(|version| {
+                let mut data = vec![63; 2 * len];
+                changed.iter().for_each(|at: &usize| data[2 * at] += version);
+                TensorBuf::new(Dtype::Bf16, vec![len as u64], data).unwrap()
+            })
+        });
+        let tensors: Vec<[TensorBuf; 2]> = tensors.collect();
+        let infos: Vec<TensorInfo> = (0..5)
+            .map(|i| TensorInfo::new(i.to_string(), Dtype::Bf16, [*lens.get(i.max(1) - 1).unwrap() as u64]))
+            .collect();
+        let inputs = tensors.iter().zip(1..).map(|([base, new], tensor)| Input {
+            tensor,
+            name: "",
+            view: new.view(),
+            base: Some(base.view()),
+        });
+        let inputs: Vec<Input<'_>> = inputs.collect();
+        let changes = || Changes::new(Delta::default(), &inputs).unwrap();
+        let later = changes().next_blocks(u64::MAX);
+        assert_eq!(later.len(), 4);
+        // In a sample of 32 Ki, one change stands for 512 in the first block of the large tensor, and 40 for
+        // 1280 in the second.
+        let first = CHANGE_BYTES * (1 + 512);
+        for (room, summed) in [(0, vec![]), (16, vec![1]), (first, vec![1]), (1 << 20, vec![1, 2])] {
+            let (mut early, mut left, mut sums) = (changes(), room, BTreeMap::new());
+            early.make_ahead(&infos, 1 << 20, &mut left, &mut sums);
+            assert!(sums.keys().eq(&summed), "{room}: {sums:?}");
+            for (&tensor, &sum) in &sums {
+                let info = &infos[tensor as usize];
+                let [base, new] =
+                    tensors[tensor as usize - 1].each_ref().map(|t| info.sum_digest(t.view()).unwrap());
+                assert_eq!(base + sum, new);
+            }
+            let made: Vec<Block> =
+                std::iter::from_fn(|| Some(early.next_blocks(1)).filter(|made| !made.is_empty()))
+                    .flatten()
+                    .collect();
+            assert!(made == later, "{room}");
+        }
+        // Shapes of other tensors.
+        let mut sums = BTreeMap::new();
+        changes().make_ahead(&infos[1..], 1 << 20, &mut (1 << 30), &mut sums);
+        assert!(sums.is_empty());
+    }
 }

@@ -4,7 +4,9 @@ use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP};
 use crate::compress::extents::Span;
 use crate::compress::options::Input;
+use crate::digest::SumChange;
 use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{TensorInfo, sample};
 use crate::limits::in_memory;
 use crate::tensor::element::{Ranks, bits_at};
 use crate::tensor::{Dtype, TensorView};
@@ -71,6 +73,20 @@ impl<'a> Piece<'a> {
     pub(super) fn dtype(&self) -> Dtype {
         self.new.dtype()
     }
+
+    /// Returns no change of the tensor's sum digest; `None` if `info` is of another tensor.
+    pub(super) fn no_change(&self, info: &TensorInfo) -> Option<SumChange> {
+        let is_own = info.dtype == self.dtype() && info.shape == self.new.shape();
+        info.sum_change().ok().filter(|_| is_own)
+    }
+
+    /// Returns about the number of changed elements, by a sample of about this many KiB.
+    pub(super) fn expected(&self, sampled: usize) -> u64 {
+        let byte = |element| in_memory(self.dtype().bytes_for(element).unwrap_or(u64::MAX));
+        let range = byte(self.start)..byte(self.start + self.len);
+        let (changed, words) = sample(&self.base.data()[range.clone()], &self.new.data()[range], sampled);
+        self.len.saturating_mul(changed as u64) / (words as u64).max(1)
+    }
 }
 
 /// Consecutive elements before and after a change.
@@ -78,6 +94,10 @@ pub(super) struct Step<'a> {
     pub(super) dtype: Dtype,
     /// Number of elements before the step in all pieces.
     pub(super) position: u64,
+    /// Number of its piece.
+    pub(super) piece: usize,
+    /// Number of its first element in the piece's tensor.
+    pub(super) first: u64,
     pub(super) new: &'a [u8],
     pub(super) base: &'a [u8],
     /// Number of elements, at most [`STEP`].
@@ -93,7 +113,7 @@ pub(super) fn for_each_step<'a>(
     mut f: impl FnMut(Step<'a>),
 ) {
     let (mut position, mut number) = (0, 0);
-    for piece in pieces {
+    for (index, piece) in pieces.iter().enumerate() {
         let dtype = piece.dtype();
         let byte = |element| in_memory(dtype.bytes_for(element).unwrap_or(u64::MAX));
         let mut at = 0;
@@ -104,7 +124,8 @@ pub(super) fn for_each_step<'a>(
                 let ahead = range.end..(range.end + range.len()).min(piece.new.data().len());
                 let ahead = [&piece.new.data()[ahead.clone()], &piece.base.data()[ahead]];
                 let (new, base) = (&piece.new.data()[range.clone()], &piece.base.data()[range]);
-                f(Step { dtype, position: position + at, new, base, len, ahead });
+                let (position, first) = (position + at, piece.start + at);
+                f(Step { dtype, position, piece: index, first, new, base, len, ahead });
             }
             number += 1;
             at += len as u64;
@@ -152,6 +173,12 @@ impl Step<'_> {
         }
     }
 
+    /// Adds the change of an element to the sum of those of its piece.
+    pub(super) fn note(&self, at: usize, sum: &mut SumChange) {
+        let bits = |data| bits_at(self.dtype, data, at as u64).unwrap_or(0);
+        sum.add_element(self.first + at as u64, bits(self.base), bits(self.new));
+    }
+
     /// The change of an element in units of the last place.
     pub(super) fn diff(&self, at: usize) -> i64 {
         let bits = |data| bits_at(self.dtype, data, at as u64).unwrap_or(0);
@@ -183,6 +210,18 @@ impl Step<'_> {
         let ranks = Ranks::new(self.dtype);
         let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
         move |at| ranks.diff(word(&base[at]), word(&new[at]))
+    }
+
+    /// As [`Step::diff_of`], and notes the changes as [`Step::note`] does.
+    #[inline(always)]
+    pub(super) fn noted_diff_of<const SIZE: usize>(&self, sum: &mut SumChange) -> impl FnMut(usize) -> i64 {
+        let (ranks, first) = (Ranks::new(self.dtype), self.first);
+        let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
+        move |at| {
+            let (old, new) = (word(&base[at]), word(&new[at]));
+            sum.add_element(first + at as u64, old, new);
+            ranks.diff(old, new)
+        }
     }
 }
 

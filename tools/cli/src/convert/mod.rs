@@ -206,7 +206,7 @@ fn write<W: std::io::Write>(
         None => inputs.iter().map(|input| exact(&input.view)).collect::<Result<Vec<_>>>()?,
     };
     let explained = |e| assign::explain(e, &manifest);
-    let pending = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
+    let mut pending = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
     let header = header.with_runs(pending.deltas(&manifest, &mut Digests::default()).map_err(explained)?);
     let mut blocks = 0;
     writer.update(&header, &manifest, pending.inspect(|_| blocks += 1)).map_err(explained)?;

@@ -105,7 +105,7 @@ fn stream(old: &NamedTensor, new: &NamedTensor) -> Result<Vec<u8>> {
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new(new.name(), view.dtype(), view.shape())])?);
     let input = [compress::Input { tensor: 0, name: new.name(), view, base: Some(old.view()) }];
     let codecs = ["delta".parse().map_err(Failure::usage)?];
-    let pending = compress::pending(&input, &codecs, &compress::Options::default())?;
+    let mut pending = compress::pending(&input, &codecs, &compress::Options::default())?;
     let runs = pending.deltas(&manifest, &mut compress::Digests::default())?;
     let mut writer = gcodec::Writer::new(Vec::new(), EncodeOptions::default());
     writer.update(&UpdateHeader::default().with_runs(runs), &manifest, pending)?;
