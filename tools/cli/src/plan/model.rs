@@ -250,8 +250,8 @@ pub(crate) fn step(fleet: &Fleet, exchange: Exchange, parts: &Parts) -> Option<S
     let latencies = (buckets / at_once).ceil() * cost.latency;
     let latency = latencies + cost.control;
     let every = fleet.every.max(1) as f64;
-    // The first bucket is there after its share of the backward pass, which waits while buckets are coded, and
-    // the last one when the pass ends. So all shares but one hide: of the links, or of the pass if it is
+    // The first bucket is there after its share of the backward pass, which waits while buckets are coded,
+    // and the last one when the pass ends. So all shares but one hide: of the links, or of the pass if it is
     // shorter.
     let early = 1.0 - 1.0 / buckets;
     let encode = if exchange.is_plain() { 0.0 } else { parts.encode };
