@@ -460,14 +460,15 @@ impl Bench {
             let changed: Vec<u64> = (0..count).filter(is_changed).collect();
             let mut new = matrix.clone();
             changed.iter().for_each(|&i| new.data_mut()[2 * i as usize] ^= 1);
-            let word =
-                |data: &[u8], i: u64| u64::from(u16::from_le_bytes([0, 1].map(|j| data[2 * i as usize + j])));
-            let words: Vec<[u64; 3]> =
-                changed.iter().map(|&i| [i, word(matrix.data(), i), word(new.data(), i)]).collect();
+            let word = |data: &[u8], i: u64| u16::from_le_bytes([0, 1].map(|j| data[2 * i as usize + j]));
+            let words: Vec<(u32, u16, u16)> =
+                changed.iter().map(|&i| (i as u32, word(matrix.data(), i), word(new.data(), i))).collect();
             let no_change = || SumChange::new(view.dtype(), view.shape(), &[0, 0]).expect("its shape");
             let cost = self.best(|| {
                 let mut change = no_change();
-                words.iter().for_each(|&[i, old, new]| change.add(i, old, new).expect("an element"));
+                for &(i, old, new) in &words {
+                    change.add(i.into(), old.into(), new.into()).expect("an element");
+                }
                 black_box(change.finish());
             });
             let share = permille as f64 / 10.0;
