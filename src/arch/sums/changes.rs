@@ -42,29 +42,13 @@ impl Grid {
     /// Returns the numbers of the keys of a change.
     #[inline(always)]
     fn keys(&self, change: &Change) -> (usize, usize) {
-        let row = self.row_of(change);
-        let column = self.column.wrapping_add((u64::from(change.at) - row * self.len) as u16);
+        let at = u64::from(change.at);
+        // Exact, because the number and the length are below 2^32.
+        let row = ((u128::from(at) * u128::from(self.reciprocal)) >> 64) as u64;
+        let column = self.column.wrapping_add((at - row * self.len) as u16);
         (column.into(), self.row.wrapping_add(row as u16).into())
     }
-
-    /// Returns the number of a change's row.
-    #[inline(always)]
-    fn row_of(&self, change: &Change) -> u64 {
-        // Exact, because the number and the length are below 2^32.
-        ((u128::from(change.at) * u128::from(self.reciprocal)) >> 64) as u64
-    }
-
-    /// Whether ascending changes are so many in each row that one product for the row takes less time than
-    /// one for each.
-    fn has_many_in_a_row(&self, changes: &[Change]) -> bool {
-        let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return false };
-        let rows = self.row_of(last).abs_diff(self.row_of(first)) + 1;
-        changes.len() as u64 >= MANY * rows
-    }
 }
-
-/// Changes of a row from which on it has one product.
-const MANY: u64 = 8;
 
 /// Most changes at a time: each adds less than 2^47.
 pub(crate) const MOST: usize = 1 << 15;
@@ -79,9 +63,6 @@ pub(crate) fn sum(
     columns: &Table,
     rows: Option<&Table>,
 ) -> [i64; 4] {
-    if let Some(rows) = rows.filter(|_| grid.has_many_in_a_row(changes)) {
-        return by_rows(form, changes, grid, columns, rows);
-    }
     match (form.0, rows) {
         // SAFETY: the form exists only if the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
@@ -97,28 +78,6 @@ pub(crate) fn sum(
         (Width::Avx2, None) => unsafe { x86::avx2::<false>(changes, grid, columns, columns) },
         (_, rows) => plain(changes, grid, columns, rows),
     }
-}
-
-/// As [`sum`], with one product by the key of a row for all changes of it that follow one another.
-fn by_rows(form: Form, changes: &[Change], grid: Grid, columns: &Table, rows: &Table) -> [i64; 4] {
-    let (mut sums, mut rest) = ([0; 4], changes);
-    while let Some(first) = rest.first() {
-        let row = grid.row_of(first);
-        let start = row * grid.len;
-        let end = if grid.len == 0 { u64::MAX } else { start + grid.len };
-        let is_own = |change: &&Change| (start..end).contains(&u64::from(change.at));
-        let (own, after) = rest.split_at(rest.iter().take_while(is_own).count());
-        let column = grid.column.wrapping_sub(start as u16);
-        let own = sum(form, own, Grid::row(column, 0), columns, None);
-        let keys = &rows[usize::from(grid.row.wrapping_add(row as u16))];
-        for ((sum, own), key) in sums.iter_mut().zip(own).zip(keys) {
-            // A multiple of 2^31 - 1 makes it positive.
-            let own = folded(own.wrapping_add(((1 << 31) - 1) << 32).cast_unsigned());
-            *sum += folded(own * u64::from(*key)).cast_signed();
-        }
-        rest = after;
-    }
-    sums
 }
 
 fn plain(changes: &[Change], grid: Grid, columns: &Table, rows: Option<&Table>) -> [i64; 4] {
