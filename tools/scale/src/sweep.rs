@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::model::{self, BUCKETS, Exchange, Fleet, Groups, Link, Parts, Step};
+use crate::model::{self, BUCKETS, Exchange, Fleet, Groups, Growth, Link, Parts, Step};
 use crate::{Result, folder, page, plot};
 
 /// Numbers of workers.
@@ -98,6 +98,15 @@ pub(crate) fn run(sizes: &Path, speeds: &Path, write: bool) -> Result<()> {
     Ok(())
 }
 
+/// Returns a growth that goes on like another one beyond its own last point.
+fn continued(growth: &Growth, other: &Growth) -> Growth {
+    let mut points = growth.0.clone();
+    let Some(&(last, factor)) = points.last() else { return growth.clone() };
+    let beyond = other.0.iter().filter(|(updates, _)| *updates > last);
+    points.extend(beyond.map(|(updates, of_other)| (*updates, factor * of_other / other.at(last))));
+    Growth(points)
+}
+
 impl Sweep {
     /// Reads sizes, growths and errors from one plan, and times of coding from another, by element.
     fn read(sizes: &Path, speeds: &Path) -> Result<Self> {
@@ -106,13 +115,18 @@ impl Sweep {
             Ok(serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?)
         };
         let (sizes, speeds) = (read(sizes)?, read(speeds)?);
+        let growths = page::growths()?;
         let mut codecs = Vec::new();
         for one in &sizes.measured {
             let Some(fast) = speeds.measured.iter().find(|other| other.codec == one.codec) else { continue };
             let (sized, timed) =
                 (one.parts.scaled(1.0 / sizes.elements), fast.parts.scaled(1.0 / speeds.elements));
-            let parts =
-                Parts { encode: timed.encode, add: timed.add, sum: timed.sum, answer: timed.answer, ..sized };
+            let known = one.codec.as_deref().and_then(page::density);
+            let longer = growths.iter().find(|(density, _)| Some(*density) == known);
+            let growth =
+                longer.map_or_else(|| sized.growth.clone(), |(_, longer)| continued(&sized.growth, longer));
+            let Parts { encode, add, sum, answer, .. } = timed;
+            let parts = Parts { encode, add, sum, answer, growth, ..sized };
             let (relative_l2, is_plain) =
                 (one.relative_l2, matches!(one.codec.as_deref(), None | Some("raw")));
             codecs.push(Codec { name: name(&one.codec), is_plain, relative_l2, parts });

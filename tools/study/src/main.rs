@@ -278,9 +278,11 @@ fn run(args: &Args) -> Result<()> {
         }
     }
     let traffic = match studies.first() {
-        Some(study) if study.short == "crowd" && args.only.is_none() => traffic(study, jobs, &MANY)?,
+        Some(study) if study.short == "crowd" && args.only.is_none() => {
+            traffic(study, runs::crowded_traffic(), jobs, &MANY)?
+        }
         Some(study) if study.short == "conv" && !args.quick && !args.learned && args.only.is_none() => {
-            traffic(study, jobs, &FEW)?
+            traffic(study, runs::traffic(), jobs, &FEW)?
         }
         _ => Vec::new(),
     };
@@ -336,11 +338,9 @@ pub(crate) const TRAFFIC_STEPS: u64 = 32;
 const FEW: [usize; 4] = [2, 4, 8, 16];
 const MANY: [usize; 6] = [2, 4, 8, 16, 32, 64];
 
-fn traffic(study: &Study, jobs: usize, counts: &[usize]) -> Result<Vec<Crowd>> {
-    let tasks: Vec<(Run, usize)> = runs::traffic()
-        .into_iter()
-        .flat_map(|run| counts.iter().map(move |workers| (run.clone(), *workers)))
-        .collect();
+fn traffic(study: &Study, runs: Vec<Run>, jobs: usize, counts: &[usize]) -> Result<Vec<Crowd>> {
+    let tasks: Vec<(Run, usize)> =
+        runs.into_iter().flat_map(|run| counts.iter().map(move |workers| (run.clone(), *workers))).collect();
     parallel(jobs, &tasks, |(run, workers)| {
         let setting = Setting { workers: *workers, steps: TRAFFIC_STEPS, receivers: 2, ..study.setting };
         let outcome = train(study.task.as_ref(), run, setting, 1)?;

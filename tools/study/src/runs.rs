@@ -394,6 +394,15 @@ pub(crate) fn traffic() -> Vec<Run> {
     ]
 }
 
+/// Returns the runs of which the traffic of up to 64 workers is counted.
+pub(crate) fn crowded_traffic() -> Vec<Run> {
+    let merged = |density: f64| {
+        let run = Run::codec(&format!("topk:density={density},scope=global"), true, MOMENTUM, "");
+        Run { server: true, name: format!("topk:density={density},scope=global, merged"), ..run }
+    };
+    [vec![Run::scalecom(0.01, 1.0, MOMENTUM, "")], [0.1, 0.01, 0.001].map(merged).to_vec()].concat()
+}
+
 /// Returns the runs of many workers.
 pub(crate) fn crowded() -> Vec<Run> {
     let codec = |spec, feedback| Run::codec(spec, feedback, MOMENTUM, "");
