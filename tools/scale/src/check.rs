@@ -326,8 +326,10 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
         let of: Vec<&Compared<'_>> = all.iter().filter(|one| wanted(one)).collect();
         (of.iter().filter(|one| one.is_within()).count(), of.len())
     };
-    let shown =
-        |(near, all): (usize, usize)| format!("{near} of {all} ({:.1} %)", 100.0 * near as f64 / all as f64);
+    let shown = |(near, all): (usize, usize)| {
+        let share = 100.0 * near as f64 / all.max(1) as f64;
+        if all == 0 { "none of 0".to_owned() } else { format!("{near} of {all} ({share:.1} %)") }
+    };
     let text = format!(
         "Within {:.0} % of the model are {} of all steps: {} of those of which links and compute take at \
          least {:.0} %, and {} of the others. With the coding of one process alone, {} of all are. Measured {}.",
@@ -359,6 +361,15 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
             )?;
         }
     }
+    if within(compared) < compared.len() {
+        write_far(&mut out, compared)?;
+    }
+    write_races(&mut out, &races(compared))?;
+    Ok(out)
+}
+
+/// Writes the steps that are not near the model.
+fn write_far(out: &mut String, compared: &[Compared<'_>]) -> std::fmt::Result {
     writeln!(out, "\nThe steps beyond 15 %:\n")?;
     writeln!(
         out,
@@ -379,8 +390,7 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
             100.0 * one.error()
         )?;
     }
-    write_races(&mut out, &races(compared))?;
-    Ok(out)
+    Ok(())
 }
 
 #[cfg(test)]
