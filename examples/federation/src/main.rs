@@ -57,8 +57,8 @@ struct Training {
     /// Learning rate: factor of the mean gradient
     #[arg(long, default_value_t = 0.3)]
     rate: f32,
-    /// Codec of the workers' gradients, with a seed parameter
-    #[arg(long, default_value = "topk:density=0.02,values=pow2")]
+    /// Codec of the workers' gradients, with at least one parameter, to which they append a seed
+    #[arg(long, default_value = "topk:density=0.02,values=pow2", value_parser = seeded)]
     codec: String,
     /// Minimum time of a round, in milliseconds
     #[arg(long, default_value_t = 20)]
@@ -69,6 +69,13 @@ struct Training {
     /// File for the stream of steps [default: federation.gcu beside this program]
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+}
+
+/// Checks that a codec takes the seed of a worker.
+fn seeded(codec: &str) -> Result<String> {
+    let with_seed = format!("{codec},seed=0");
+    with_seed.parse::<gcodec::Codec>().map_err(|e| format!("workers append `,seed=`: {e}"))?;
+    Ok(codec.to_owned())
 }
 
 impl Training {
