@@ -4,6 +4,7 @@ mod common;
 
 use common::{Dir, demo, worker, workers};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 fn planned(dir: &Dir, line: &str) -> Value {
     serde_json::from_slice(&dir.well(&format!("plan {line} --json --runs 3")).stdout).unwrap()
@@ -72,11 +73,33 @@ fn sizes_errors_and_unions_are_those_of_the_gradients() {
     assert!(text.contains("as if no two workers chose the same position"), "{text}");
 }
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// What is said of the real exchanges of `tools/scale/real`: processes of one machine, on gloo.
+fn as_measured(workers: &str, mbit: &str, ms: &str) -> String {
+    format!(
+        "--workers {workers} --share-cores {workers} --link {mbit}Mbit --latency {ms}ms --compute 0 --backend gloo \
+         --adapter average --exchange ring --exchange gather --exchange shared-set"
+    )
+}
+
+/// Returns the name of a recommendation in the results of real exchanges.
+fn recommended(report: &Value) -> String {
+    let recommended = &report["recommended"];
+    let codec = recommended["codec"].as_str().unwrap_or("none");
+    // Without the settings that every codec has.
+    let codec =
+        codec.replace(",values=f32", "").replace("fit=gp,stages=guard,", "").replace(":group=256", "");
+    // ScaleCom is an exchange of top-k.
+    if recommended["exchange"] == "shared-set" { codec.replace("topk", "scalecom") } else { codec }
+}
+
 /// Real exchanges on three links: `docs/scale/real.csv`, of the gradients of four workers.
 #[test]
 fn the_measured_best_codec_is_recommended_on_three_links() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let gradients = root.join("../shared/gradients");
+    let gradients = root().join("../shared/gradients");
     if !gradients.is_dir() {
         eprintln!(
             "SKIPPED: {} is missing: real exchanges were measured with its gradients",
@@ -84,45 +107,54 @@ fn the_measured_best_codec_is_recommended_on_three_links() {
         );
         return;
     }
-    let measured = std::fs::read_to_string(root.join("docs/scale/real.csv")).unwrap();
+    let measured = std::fs::read_to_string(root().join("docs/scale/real.csv")).unwrap();
     let rows = || measured.lines().skip(2).map(|line| line.split(',').collect::<Vec<_>>());
     let files = [0, 1, 2, 3].map(|n| format!("resnet_step0200_worker{n}.safetensors"));
     let files = files.map(|file| gradients.join(file).display().to_string()).join(" ");
     let dir = Dir::new();
-    for link in [["4", "10.0", "10.0"], ["2", "100.0", "10.0"], ["16", "1000.0", "10.0"]] {
-        let [workers, mbit, ms] = link.map(|number| number.parse::<f64>().unwrap());
+    let codecs: String = ["int8", "natural", "topk:density=0.01", "topk:density=0.001", "sbc:density=0.001"]
+        .map(|codec| format!(" --codec {codec}"))
+        .concat();
+    for [workers, mbit, ms] in [["4", "10", "10"], ["2", "100", "10"], ["4", "1000", "10"]] {
+        let link = [workers, mbit, ms].map(|number| number.parse::<f64>().unwrap());
         let here: Vec<(String, f64)> = rows()
-            .filter(|row| {
-                row[3] != "small" && row[..3].iter().zip(link).all(|(a, b)| a.parse() == b.parse::<f64>())
-            })
+            .filter(|row| row[3] != "small" && (0..3).all(|i| row[i].parse() == Ok(link[i])))
             .map(|row| (row[3].to_owned(), row[5].parse().unwrap()))
             .collect();
-        // ScaleCom is an exchange of top-k.
-        let codecs = here.iter().filter(|(codec, _)| codec != "none" && !codec.starts_with("scalecom"));
-        let codecs: String = codecs.map(|(codec, _)| format!(" --codec {codec}")).collect();
-        // Gloo sends no message before a notice of the receiver, so each takes two latencies.
-        let report = planned(
-            &dir,
-            &format!(
-                "{files} --workers {workers} --link {mbit}Mbit --latency {}ms --compute 0 --exchange ring \
-                 --exchange gather --exchange shared-set{codecs}",
-                2.0 * ms
-            ),
-        );
-        let recommended = &report["recommended"];
-        // Without the setting that every codec has.
-        let codec = recommended["codec"].as_str().map(|codec| codec.trim_end_matches(",values=f32"));
-        let name = match (codec, recommended["exchange"].as_str()) {
-            (None, _) => "none",
-            (Some("topk:density=0.01"), Some("shared-set")) => "scalecom:density=0.01",
-            (Some(codec), _) => codec,
-        };
+        let report = planned(&dir, &format!("{files} {}{codecs}", as_measured(workers, mbit, ms)));
+        let name = recommended(&report);
         let fastest = here.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
-        let seconds = here.iter().find(|(codec, _)| codec == name).map(|(_, seconds)| *seconds);
-        assert!(
-            seconds.is_some_and(|s| s <= 1.1 * fastest),
-            "{link:?}: {recommended}, {seconds:?} of {fastest}"
-        );
+        let seconds = here.iter().find(|(codec, _)| *codec == name).map(|(_, seconds)| *seconds);
+        assert!(seconds.is_some_and(|s| s <= 1.1 * fastest), "{link:?}: {name}, {seconds:?} of {fastest}");
+    }
+}
+
+/// `docs/scale.md` has what the command recommends on each link that was measured.
+#[test]
+fn the_page_has_the_recommendation_for_every_measured_link() {
+    let page = std::fs::read_to_string(root().join("docs/scale.md")).unwrap();
+    let (_, table) = page.split_once("<!-- gcodec-scale links --write: from here -->").unwrap();
+    let (table, _) = table.split_once("<!-- gcodec-scale links --write: to here -->").unwrap();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.ends_with(" ms |"))
+        .map(|line| line.split('|').map(|cell| cell.trim().trim_matches('`')).collect())
+        .collect();
+    assert_eq!(rows.len(), 36);
+    let dir = Dir::new();
+    let measured = root().join("docs/scale/sizes.json").display().to_string();
+    for row in &rows {
+        let [workers, mbit, ms, codec] = [row[1], row[2], row[3], row[4]];
+        let few = ["int8", "natural", "topk:density=0.01", "topk:density=0.001", "sbc:density=0.001"];
+        let more = ["raw", "lossless", "sign", "topk:density=0.1", "topk:density=0.01,values=pow2"];
+        let more = more.iter().chain(&["sidco:density=0.001,values=pow2"]);
+        // More codecs were measured with few workers on fast links.
+        let has_more = workers.parse::<u32>().unwrap() <= 8 && mbit.parse::<u32>().unwrap() >= 100;
+        let codecs = few.iter().chain(more.take(if has_more { usize::MAX } else { 0 }));
+        let codecs: String = codecs.map(|codec| format!(" --codec {codec}")).collect();
+        let line = format!("plan --measured {measured} {} --json{codecs}", as_measured(workers, mbit, ms));
+        let report = serde_json::from_slice(&dir.well(&line).stdout).unwrap();
+        assert_eq!(recommended(&report), codec, "{workers} workers, {mbit} Mbit/s, {ms} ms");
     }
 }
 
@@ -173,6 +205,7 @@ fn wrong_options_say_what_is_wrong() {
     fails("--group-link", "--workers 2 --link 1Gbit --compute 1s --group 2");
     fails("weights of which the receiver", "--workers 2 --link 1Gbit --compute 1s --codec delta");
     fails("none of these codecs", "--workers 2 --link 1Gbit --compute 1s --codec sbc --exchange shared-set");
+    fails("cannot be used with", "--workers 2 --link 1Gbit --compute 1s --measured plan.json");
     fails("did you mean", "--workers 2 --link 1Gbit --compute 1s --codec topkk");
     dir.fails(
         2,

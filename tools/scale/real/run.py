@@ -1,7 +1,7 @@
 """Real exchanges between processes on links of a rate and a latency: times of steps, as CSV.
 
     python tools/scale/real/run.py [--output FOLDER] [--only PART] [--workers N ..] [--rates MBIT ..]
-        [--latencies MS ..]
+        [--latencies MS ..] [--codecs SPEC ..] [--gradient FILE] [--compute S] [--bucket MIB]
 
 Linux, as root, with iproute2 and the Python package of gcodec with torch. Every worker is a process in a
 network namespace of its own; see network.py. The gradients are real ones of the public set. FOLDER gets:
@@ -12,6 +12,12 @@ network namespace of its own; see network.py. The gradients are real ones of the
 - overlap.csv: steps with compute of another device, exchanged after it or during it (part `overlap`).
 - aggregator.csv: rounds of the Rust aggregator of examples/federation and its workers (part `aggregator`); it
   needs `cargo build --release -p gcodec-federation`.
+
+Columns: number of workers; rate of a link in Mbit/s; latency from one machine to another in ms; codec; number
+of steps; seconds of the step of middle length, the fastest and the slowest; seconds of coding in it; bytes
+that a worker sent and received in a step, as gcodec counts them; seconds of compute; number of buckets. The
+codec `none` is plain gradients, and `small` an all-gather of 8 bytes. At 20,000 Mbit/s the links limit
+nothing.
 """
 
 from __future__ import annotations
@@ -45,10 +51,18 @@ CODECS = [
     "topk:density=0.001",
     "sbc:density=0.001",
     "scalecom:density=0.01",
+    "scalecom:density=0.001",
 ]
-MORE_CODECS = ["raw", "lossless", "sign", "topk:density=0.1", "topk:density=0.01,values=pow2", "sidco:density=0.001,values=pow2"]
-# Seconds of compute of a step whose exchange may overlap with it, and what is measured so.
-COMPUTE = 0.3
+MORE_CODECS = [
+    "raw",
+    "lossless",
+    "sign",
+    "topk:density=0.1",
+    "topk:density=0.01,values=pow2",
+    "sidco:density=0.001,values=pow2",
+    "scalecom:density=0.1",
+]
+# What is measured with compute.
 OVERLAPPED = ["none", "int8", "topk:density=0.01"]
 # More codecs, and steps with compute, run with fewer workers on faster links: each takes minutes otherwise.
 FEW, FAST = 8, 100
@@ -61,12 +75,13 @@ OVERLAP_ROW = [*ROW, "compute", "buckets"]
 class Workers:
     """The processes of one training, on a network."""
 
-    def __init__(self, world: int) -> None:
-        environment = dict(os.environ, GLOO_SOCKET_IFNAME="eth0")
+    def __init__(self, world: int, files: list[Path]) -> None:
+        # Without a name server, torch warns of each connection.
+        environment = dict(os.environ, GLOO_SOCKET_IFNAME="eth0", TORCH_CPP_LOG_LEVEL="ERROR")
         self._connections = 0
         self._processes = []
         for rank in range(world):
-            command = [sys.executable, str(HERE / "worker.py"), str(rank), str(world), str(FILES[rank % len(FILES)])]
+            command = [sys.executable, str(HERE / "worker.py"), str(rank), str(world), str(files[rank % len(files)])]
             inside = ["ip", "netns", "exec", network.name(rank), *command]
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._processes.append(subprocess.Popen(inside, env=environment, **pipes))
@@ -76,9 +91,10 @@ class Workers:
         self._connections += 1
         self._ask({"connect": f"tcp://{network.address(0)}:{29500 + self._connections}"})
 
-    def measure(self, codec: str, compute: float = 0.0, overlap: bool = False) -> list[dict[str, Any]]:
-        """Returns what each worker measured."""
-        return self._ask({"codec": codec, "compute": compute, "overlap": overlap})
+    def measure(self, codec: str, compute: float = 0.0, bucket: float | None = None) -> list[dict[str, Any]]:
+        """Returns what each worker measured: after seconds of compute, or with buckets of so many MiB during
+        it."""
+        return self._ask({"codec": codec, "compute": compute, "bucket": bucket})
 
     def _ask(self, what: dict[str, Any]) -> list[dict[str, Any]]:
         for process in self._processes:
@@ -116,15 +132,16 @@ def row(world: int, mbit: float, ms: float, codec: str, results: list[dict[str, 
     return [world, mbit, ms, codec, len(steps), *(f"{t:.6f}" for t in times), *traffic]
 
 
-def write_parts(path: Path) -> None:
+def write_parts(path: Path, asked: argparse.Namespace) -> None:
     """Measures what each codec costs one process alone."""
-    command = [sys.executable, str(HERE / "parts.py"), str(FILES[0]), *CODECS, *MORE_CODECS]
+    command = [sys.executable, str(HERE / "parts.py"), str(asked.files[0]), *CODECS, *MORE_CODECS]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     with path.open("w") as file:
         file.write(about())
         table = csv.DictWriter(file, ["codec", "plain", "update", "values", "encode", "add", "sum"], restval="", lineterminator="\n")
         table.writeheader()
         table.writerows(json.loads(line) for line in lines)
+    print(path.read_text(), end="")
 
 
 def about() -> str:
@@ -139,6 +156,7 @@ def written(path: Path, titles: list[str]) -> Iterator[Any]:
         file.write(about())
         table = csv.writer(file, lineterminator="\n")
         table.writerow(titles)
+        print(*titles)
 
         def write(*cells: Any) -> None:
             table.writerow(cells)
@@ -158,7 +176,7 @@ def connected(asked: argparse.Namespace) -> Iterator[tuple[int, float, float, Wo
     """Gives each number of workers on each link: the number, rate and latency, and the workers."""
     for world in asked.workers:
         with network.Network(world) as net:
-            workers = Workers(world)
+            workers = Workers(world, asked.files)
             for mbit, ms in links(asked):
                 net.shape(mbit, ms)
                 workers.connect()
@@ -170,7 +188,7 @@ def exchanges(path: Path, codecs: list[str], asked: argparse.Namespace) -> None:
     """Measures exchanges alone."""
     with written(path, ROW) as write:
         for world, mbit, ms, workers in connected(asked):
-            for codec in ["small", *(codecs if mbit != FREE else ["none"])]:
+            for codec in ["small", *((asked.codecs or codecs) if mbit != FREE else ["none"])]:
                 write(*row(world, mbit, ms, codec, workers.measure(codec)))
 
 
@@ -180,9 +198,10 @@ def overlaps(path: Path, asked: argparse.Namespace) -> None:
         for world, mbit, ms, workers in connected(asked):
             for codec in ["small", "none"] if mbit == FREE else ["small"]:
                 write(*row(world, mbit, ms, codec, workers.measure(codec)), 0, 1)
-            for codec, overlap in itertools.product([] if mbit == FREE else OVERLAPPED, (False, True)):
-                results = workers.measure(codec, COMPUTE, overlap)
-                write(*row(world, mbit, ms, codec, results), COMPUTE, results[0]["buckets"])
+            codecs = [] if mbit == FREE else asked.codecs or OVERLAPPED
+            for codec, bucket in itertools.product(codecs, (None, asked.bucket)):
+                results = workers.measure(codec, asked.compute, bucket)
+                write(*row(world, mbit, ms, codec, results), asked.compute, results[0]["buckets"])
 
 
 def rounds(path: Path, asked: argparse.Namespace) -> None:
@@ -195,7 +214,7 @@ def rounds(path: Path, asked: argparse.Namespace) -> None:
             with network.Network(world + 1) as net:
                 for mbit, ms in [(FREE, 0.0), *links(asked, free=False)]:
                     net.shape(mbit, ms)
-                    for codec in aggregator.CODECS:
+                    for codec in asked.codecs or aggregator.CODECS:
                         write(world, mbit, ms, codec, *aggregator.measure(world, codec))
 
 
@@ -206,8 +225,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rates", type=float, nargs="+", default=[10, 100, 1000], help="megabits per second")
     parser.add_argument("--latencies", type=float, nargs="+", default=[0, 10, 50], help="milliseconds from one machine to another")
+    parser.add_argument("--codecs", nargs="+", help="codecs, and `none`, instead of those of the part")
+    parser.add_argument("--gradient", help="a file of the public set, for all workers, instead of four workers' ones")
+    parser.add_argument("--compute", type=float, default=0.3, help="seconds of compute of a step, in the part overlap")
+    parser.add_argument("--bucket", type=float, default=1, help="MiB of a bucket that is exchanged during the compute")
     asked = parser.parse_args()
-    why = network.problem() or ("" if FILES[0].exists() else f"{GRADIENTS} with the public gradients is missing")
+    asked.files = [GRADIENTS / asked.gradient] if asked.gradient else FILES
+    why = network.problem() or ("" if asked.files[0].exists() else f"{asked.files[0]} of the public gradients is missing")
     if why:
         print(f"SKIPPED: real exchanges: {why}")
         return
@@ -217,7 +241,7 @@ def main() -> None:
     few.workers = [world for world in asked.workers if world <= FEW]
     few.rates = [rate for rate in asked.rates if rate >= FAST]
     if "parts" in wanted:
-        write_parts(asked.output / "parts.csv")
+        write_parts(asked.output / "parts.csv", asked)
     if "exchange" in wanted:
         exchanges(asked.output / "real.csv", CODECS, asked)
     if "more" in wanted:

@@ -23,8 +23,6 @@ import gcodec.torch
 WANTED, LEAST, MOST = 0.7, 2, 8
 # Share of the compute that is the backward pass.
 BACKWARD = 2 / 3
-# Megabytes of a bucket of DistributedDataParallel. Its first one has as many.
-BUCKET_MB = 1
 
 
 class Gradients(torch.nn.Module):
@@ -113,10 +111,10 @@ class Steps:
 class Overlapped:
     """The steps of one codec in DistributedDataParallel, whose buckets travel during the backward pass."""
 
-    def __init__(self, codec: str, gradients: dict[str, torch.Tensor], compute: float) -> None:
+    def __init__(self, codec: str, gradients: dict[str, torch.Tensor], compute: float, bucket: float) -> None:
         self.buckets = 0
         network = Network(gradients, compute)
-        self.model = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=BUCKET_MB)
+        self.model = torch.nn.parallel.DistributedDataParallel(network, bucket_cap_mb=bucket)  # type: ignore[arg-type]
         self.state = None if codec == "none" else gcodec.torch.State(network, codec)
         self.model.register_comm_hook(self, Overlapped._hook)
 
@@ -141,9 +139,10 @@ class Overlapped:
         return [0.0] if profile is None else [profile.selection, profile.coding, profile.other]
 
 
-def measure(codec: str, gradients: dict[str, torch.Tensor], compute: float, overlap: bool) -> dict[str, Any]:
-    """Returns the seconds of the steps of a codec, here, and the bytes and buckets of one."""
-    steps = Overlapped(codec, gradients, compute) if overlap else Steps(codec, gradients, compute)
+def measure(codec: str, gradients: dict[str, torch.Tensor], compute: float, bucket: float | None) -> dict[str, Any]:
+    """Returns the seconds of the steps of a codec, here, and the bytes and buckets of one. With MiB of a
+    bucket, buckets are exchanged during the compute."""
+    steps = Steps(codec, gradients, compute) if bucket is None else Overlapped(codec, gradients, compute, bucket)
     # The first step compares the settings of all ranks; the second opens the windows of all connections.
     steps.exchange()
     longest = torch.tensor([steps.exchange()])
@@ -190,7 +189,7 @@ def main() -> None:
         elif asked["codec"] == "small":
             result = small()
         else:
-            result = measure(asked["codec"], gradients, asked["compute"], asked["overlap"])
+            result = measure(asked["codec"], gradients, asked["compute"], asked["bucket"])
         print(json.dumps(result), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::Result;
-use crate::model::{Buckets, Exchange, Fleet, Growth, Link, NEARLY, Parts, SharedSet, step};
+use crate::model::{
+    AVERAGE_CONTROL, Backend, Exchange, Fleet, Growth, HOOK_CONTROL, Link, NEARLY, Parts, SharedSet, step,
+};
 use crate::page;
 use crate::real::{Alone, Results, Round, Row};
 
@@ -12,19 +14,8 @@ use crate::real::{Alone, Results, Round, Row};
 const WANTED: f64 = 0.9;
 const WITHIN: f64 = 0.15;
 /// Names of rows that are no codec.
-const PLAIN: &str = "none";
+pub(crate) const PLAIN: &str = "none";
 const SMALL: &str = "small";
-/// A message of gloo waits for the receiver's notice that its buffer is ready.
-const HANDSHAKE: f64 = 2.0;
-/// All-gathers of a few bytes beside that of the updates, in `gcodec.torch.Average`: the ranks' tensors, the
-/// sizes of updates, and whether all ranks have decoded them.
-const CONTROL: u64 = 3;
-/// The same of the hook, whose buckets bring their sizes along.
-const HOOK_CONTROL: u64 = 1;
-
-/// Exchanges that gloo runs at once.
-const GLOO_THREADS: u64 = 2;
-
 /// Share of a step from which on it depends little on the work of these processors.
 const DOMINANT: f64 = 0.6;
 
@@ -87,17 +78,30 @@ impl Compared<'_> {
     }
 }
 
-/// Compares, prints, and with `write` replaces the table of the page.
-pub(crate) fn run(folder: &Path, cores: u32, write: bool) -> Result<()> {
-    let results = Results::read(folder)?;
-    let compared = compare(&results, cores, Coding::Measured)?;
-    let alone = compare(&results, cores, Coding::Alone)?;
-    let text = report(&results, &compared, &alone)?;
+/// Folder, inside that of the results, of those whose settings the model had not seen when it was made.
+const UNSEEN: &str = "unseen";
+
+/// Compares, prints, and with `write` replaces the table of the page. `every`: prints each step.
+pub(crate) fn run(folder: &Path, cores: u32, every: bool, write: bool) -> Result<()> {
+    let mut text = String::new();
+    let (mut near, mut all) = (0, 0);
+    let unseen = folder.join(UNSEEN);
+    for (title, folder) in [("", folder), ("\n### Unseen settings\n", &unseen)] {
+        if !folder.exists() && !title.is_empty() {
+            continue;
+        }
+        let results = Results::read(folder)?;
+        let compared = compare(&results, cores, Coding::Measured)?;
+        let alone = compare(&results, cores, Coding::Alone)?;
+        writeln!(text, "{title}{}", report(&results, &compared, &alone, every)?.trim_end())?;
+        near += within(&compared);
+        all += compared.len();
+    }
     println!("{text}");
     if write {
         page::replace("gcodec-scale check --write", &text)?;
     }
-    match within(&compared) as f64 >= WANTED * compared.len() as f64 && !compared.is_empty() {
+    match near as f64 >= WANTED * all as f64 && all > 0 {
         true => Ok(()),
         false => Err(format!("fewer than {:.0} % of the steps are near the model", 100.0 * WANTED).into()),
     }
@@ -116,8 +120,7 @@ fn compare(results: &Results, cores: u32, coding: Coding) -> Result<Vec<Compared
     let mut all = Vec::new();
     for rows in [&results.exchanges, &results.more, &results.overlaps] {
         let host = Host { rows, alone: &results.alone, cores: f64::from(cores), coding };
-        let measured = rows.iter().filter(|row| row.codec != SMALL && !host.is_free(row));
-        all.extend(measured.map(|row| host.compare(row)).collect::<Result<Vec<_>>>()?);
+        all.extend(without_free(rows).map(|row| host.compare(row)).collect::<Result<Vec<_>>>()?);
     }
     let free = results.rounds.iter().map(|round| round.mbit).fold(0.0, f64::max);
     let measured = results.rounds.iter().filter(|round| round.mbit != free);
@@ -151,8 +154,10 @@ fn compare_round<'r>(results: &'r Results, round: &'r Round, free: f64) -> Resul
         groups: None,
         compute: 0.0,
         every: 1,
-        overlap: None,
+        bucket: None,
         control: 0,
+        backend: Backend::GLOO,
+        sharing: 1,
     };
     let of_links = step(&fleet, Exchange::Aggregator, &parts).ok_or("an exchange that the model lacks")?;
     let (idle, modelled) = (of_links.seconds, of_links.latency + of_links.bandwidth.max(work));
@@ -199,25 +204,30 @@ impl<'r> Host<'r> {
             (true, true) => Kind::During,
         };
         // A little more than a bucket has, so that rounding makes no further bucket.
-        let buckets = Buckets { bytes: 1.001 * one.plain / row.buckets as f64, at_once: GLOO_THREADS };
-        let overlap = (kind == Kind::During).then_some(buckets);
+        let bucket = (kind == Kind::During).then_some(1.001 * one.plain / row.buckets as f64);
+        // An all-gather shows all latencies of a message.
+        let backend = Backend { latencies: 1, ..Backend::GLOO };
         let fleet = Fleet {
             workers: row.workers,
             link: Link {
                 bits_per_second: 1e6 * row.mbit.min(self.carried(row, plain)?),
-                latency: self.latency(row)?,
+                latency: message(self.rows, row)?,
             },
             groups: None,
             compute: row.compute,
             every: 1,
-            overlap,
-            control: if kind == Kind::During { HOOK_CONTROL } else { CONTROL },
+            bucket,
+            control: if kind == Kind::During { HOOK_CONTROL } else { AVERAGE_CONTROL },
+            backend,
+            sharing: 1,
         };
         let missing = "an exchange that the model lacks";
         let modelled = step(&fleet, exchange, &parts).ok_or(missing)?.seconds;
-        let link = Link { bits_per_second: 1e6 * row.mbit, latency: HANDSHAKE * row.ms / 1e3 };
+        let link = Link { bits_per_second: 1e6 * row.mbit, latency: row.ms / 1e3 };
         let without = Parts { encode: 0.0, add: 0.0, sum: 0.0, ..parts };
-        let idle = step(&Fleet { link, ..fleet }, exchange, &without).ok_or(missing)?.seconds;
+        let idle = step(&Fleet { link, backend: Backend::GLOO, ..fleet }, exchange, &without)
+            .ok_or(missing)?
+            .seconds;
         let Row { workers, mbit, ms, codec, seconds, coding, .. } = row;
         let (workers, mbit, ms, seconds, work) = (*workers, *mbit, *ms, *seconds, *coding);
         Ok(Compared { kind, workers, mbit, ms, codec, seconds, work, modelled, idle })
@@ -246,23 +256,23 @@ impl<'r> Host<'r> {
         }
     }
 
-    /// Returns the seconds of a message without bytes: the latency of the link, twice, and the processors'
-    /// time. An all-gather of 8 bytes on the same links shows it.
-    fn latency(&self, row: &Row) -> Result<f64> {
-        let mut rows = self.rows.iter().filter(|one| one.codec == SMALL);
-        let small = rows.find(|one| (one.workers, one.mbit, one.ms) == (row.workers, row.mbit, row.ms));
-        let small = small.ok_or("no all-gather of 8 bytes on the same links")?;
-        Ok((small.seconds / (row.workers - 1) as f64).max(HANDSHAKE * row.ms / 1e3))
-    }
-
     /// Returns the megabits a second that the processors carry for each worker, which plain gradients on free
     /// links show.
     fn carried(&self, row: &Row, plain: &Alone) -> Result<f64> {
         let (free, n) = (self.free(row, PLAIN)?, row.workers as f64);
-        let waits = 2.0 * (n - 1.0) * self.latency(free)?;
+        let waits = 2.0 * (n - 1.0) * message(self.rows, free)?;
         let bits = 8.0 * 2.0 * (n - 1.0) / n * plain.plain / crate::model::PAYLOAD;
         Ok(bits / (free.fastest - waits).max(1e-6) / 1e6)
     }
+}
+
+/// Returns the seconds of a message without bytes on the link of a row: its latencies, and the processors'
+/// time. An all-gather of 8 bytes on the same link shows it.
+pub(crate) fn message(rows: &[Row], of: &Row) -> Result<f64> {
+    let mut rows = rows.iter().filter(|one| one.codec == SMALL);
+    let small = rows.find(|one| (one.workers, one.mbit, one.ms) == (of.workers, of.mbit, of.ms));
+    let small = small.ok_or("no all-gather of 8 bytes on the same links")?;
+    Ok((small.seconds / (of.workers - 1) as f64).max(Backend::GLOO.latencies as f64 * of.ms / 1e3))
 }
 
 /// The codecs on one kind of link, without overlap.
@@ -284,16 +294,27 @@ impl Race<'_, '_> {
 fn races<'c, 'r>(compared: &'c [Compared<'r>]) -> Vec<Race<'c, 'r>> {
     let link = |one: &Compared<'_>| (one.workers, one.mbit, one.ms);
     let exchanges = || compared.iter().filter(|one| one.kind == Kind::Exchange);
-    let mut links: Vec<_> = exchanges().map(link).collect();
-    links.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
-    links.dedup();
     let race = |wanted| {
         let here = || exchanges().filter(move |one| link(one) == wanted);
         let chosen = here().min_by(|a, b| a.modelled.total_cmp(&b.modelled))?;
         let fastest = here().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?;
         Some(Race { chosen, fastest })
     };
-    links.into_iter().filter_map(race).collect()
+    links(exchanges().map(link)).into_iter().filter_map(race).collect()
+}
+
+/// Returns numbers of workers, rates and latencies in order, each once.
+pub(crate) fn links(all: impl Iterator<Item = (u64, f64, f64)>) -> Vec<(u64, f64, f64)> {
+    let mut links: Vec<_> = all.collect();
+    links.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+    links.dedup();
+    links
+}
+
+/// Returns the rows of codecs on links that the machine fills.
+pub(crate) fn without_free(rows: &[Row]) -> impl Iterator<Item = &Row> {
+    let free = rows.iter().map(|row| row.mbit).fold(0.0, f64::max);
+    rows.iter().filter(move |row| row.mbit != free && row.codec != SMALL)
 }
 
 fn write_races(out: &mut String, races: &[Race<'_, '_>]) -> std::fmt::Result {
@@ -320,7 +341,12 @@ fn write_races(out: &mut String, races: &[Race<'_, '_>]) -> std::fmt::Result {
     Ok(())
 }
 
-fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) -> Result<String> {
+fn report(
+    results: &Results,
+    compared: &[Compared<'_>],
+    alone: &[Compared<'_>],
+    every: bool,
+) -> Result<String> {
     let mut out = String::new();
     let count = |all: &[Compared<'_>], wanted: &dyn Fn(&Compared<'_>) -> bool| -> (usize, usize) {
         let of: Vec<&Compared<'_>> = all.iter().filter(|one| wanted(one)).collect();
@@ -361,22 +387,25 @@ fn report(results: &Results, compared: &[Compared<'_>], alone: &[Compared<'_>]) 
             )?;
         }
     }
-    if within(compared) < compared.len() {
-        write_far(&mut out, compared)?;
+    if every {
+        writeln!(out, "\nEach step:\n")?;
+        write_steps(&mut out, compared.iter())?;
+    } else if within(compared) < compared.len() {
+        writeln!(out, "\nThe steps beyond 15 %:\n")?;
+        write_steps(&mut out, compared.iter().filter(|one| !one.is_within()))?;
     }
     write_races(&mut out, &races(compared))?;
     Ok(out)
 }
 
-/// Writes the steps that are not near the model.
-fn write_far(out: &mut String, compared: &[Compared<'_>]) -> std::fmt::Result {
-    writeln!(out, "\nThe steps beyond 15 %:\n")?;
+/// Writes a table of steps.
+fn write_steps<'c>(out: &mut String, steps: impl Iterator<Item = &'c Compared<'c>>) -> std::fmt::Result {
     writeln!(
         out,
         "| step | workers | Mbit/s | ms | codec | measured | of which work | without work | model | error |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|---|---|---|")?;
-    for one in compared.iter().filter(|one| !one.is_within()) {
+    for one in steps {
         let times = [one.seconds, one.work, one.idle, one.modelled].map(|s| format!("{:.1} ms", 1e3 * s));
         writeln!(
             out,
@@ -399,7 +428,7 @@ mod tests {
 
     #[test]
     fn the_committed_steps_are_near_the_model() {
-        run(&crate::folder(), 2, false).unwrap();
+        run(&crate::folder(), 2, false, false).unwrap();
     }
 
     #[test]

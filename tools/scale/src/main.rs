@@ -2,6 +2,7 @@
 //! workers (`sweep`). Both write their part of `docs/scale.md`.
 
 mod check;
+mod links;
 #[path = "../../cli/src/plan/model.rs"]
 #[allow(dead_code, reason = "the command uses more of it")]
 mod model;
@@ -37,6 +38,24 @@ enum Command {
         /// Number of cores of the machine that measured them
         #[arg(long, default_value_t = 2)]
         cores: u32,
+        /// Prints each step beside the model, not only those beyond 15 %
+        #[arg(long, conflicts_with = "write")]
+        steps: bool,
+        /// Writes the table of docs/scale.md
+        #[arg(long)]
+        write: bool,
+    },
+    /// Asks `gcodec plan` for the best codec on the links that tools/scale/real/run.py measured, and compares
+    Links {
+        /// The command line, as built
+        #[arg(long, default_value_os_t = root().join("target/release/gcodec"))]
+        gcodec: PathBuf,
+        /// Folder with real.csv
+        #[arg(long, default_value_os_t = folder())]
+        results: PathBuf,
+        /// The output of `gcodec plan --json` on the gradients of the exchanges
+        #[arg(long, default_value_os_t = folder().join("sizes.json"))]
+        measured: PathBuf,
         /// Writes the table of docs/scale.md
         #[arg(long)]
         write: bool,
@@ -65,7 +84,10 @@ fn folder() -> PathBuf {
 
 fn main() -> std::process::ExitCode {
     let done = match Args::parse().command {
-        Command::Check { results, cores, write } => check::run(&results, cores, write),
+        Command::Check { results, cores, steps, write } => check::run(&results, cores, steps, write),
+        Command::Links { gcodec, results, measured, write } => {
+            links::run(&gcodec, &results, &measured, write)
+        }
         Command::Sweep { sizes, speeds, write } => sweep::run(&sizes, &speeds, write),
     };
     match done {

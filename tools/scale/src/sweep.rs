@@ -5,7 +5,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::model::{self, BUCKETS, Exchange, Fleet, Groups, Growth, Link, Parts, Step};
+use crate::model::{
+    self, BUCKET, Backend, Exchange, Exchanged, Fleet, Groups, Growth, HOOK_CONTROL, Link, Parts, Step,
+};
 use crate::{Result, folder, page, plot};
 
 /// Numbers of workers.
@@ -22,8 +24,6 @@ pub(crate) const COMPUTE: f64 = 1.0;
 /// Workers and parameters of pictures that have one of each.
 pub(crate) const CROWD: u64 = 64;
 pub(crate) const MODEL: f64 = 1e8;
-/// All-gathers of a few bytes in each exchange of updates, as in the hook of PyTorch.
-const CONTROL: u64 = 1;
 
 /// Name of plain gradients.
 const PLAIN: &str = "not compressed";
@@ -69,7 +69,7 @@ pub(crate) struct Codec {
     parts: Parts,
 }
 
-/// A codec with its fastest exchange.
+/// A codec with its best exchange.
 #[derive(Debug, Clone)]
 pub(crate) struct Best {
     pub(crate) codec: usize,
@@ -129,17 +129,22 @@ impl Sweep {
             let parts = Parts { encode, add, sum, answer, growth, ..sized };
             let (relative_l2, is_plain) =
                 (one.relative_l2, matches!(one.codec.as_deref(), None | Some("raw")));
-            codecs.push(Codec { name: name(&one.codec), is_plain, relative_l2, parts });
+            codecs.push(Codec {
+                name: short(one.codec.as_deref().unwrap_or(PLAIN)),
+                is_plain,
+                relative_l2,
+                parts,
+            });
         }
         Ok(Self { codecs, threads: speeds.threads, sources: [sizes.file, speeds.file] })
     }
 
-    /// Returns each codec with its fastest exchange.
+    /// Returns each codec with its best exchange.
     pub(crate) fn choices(&self, workers: u64, parameters: f64, rate: f64, place: Place) -> Vec<Best> {
         self.on(&fleet(workers, rate, place), parameters)
     }
 
-    /// Returns each codec with its fastest exchange between these workers.
+    /// Returns each codec with its best exchange between these workers.
     fn on(&self, fleet: &Fleet, parameters: f64) -> Vec<Best> {
         let best = |(number, codec): (usize, &Codec)| {
             let parts = codec.parts.scaled(parameters);
@@ -147,11 +152,8 @@ impl Sweep {
                 exchange.is_plain() == (codec.name == PLAIN) && *exchange != Exchange::Shards
             };
             let exchanges = Exchange::ALL.iter().map(|(exchange, _)| *exchange).filter(usable);
-            let steps =
-                exchanges.filter_map(|exchange| Some((exchange, model::step(fleet, exchange, &parts)?)));
-            let (exchange, step) = steps.min_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds))?;
-            let shared = parts.set.filter(|_| exchange == Exchange::SharedSet);
-            let relative_l2 = shared.map_or(codec.relative_l2, |set| set.relative_l2);
+            let Exchanged { exchange, relative_l2, step } =
+                model::best(fleet, exchanges, &parts, codec.relative_l2)?;
             Some(Best { codec: number, exchange, relative_l2, step })
         };
         self.codecs.iter().enumerate().filter_map(best).collect()
@@ -261,7 +263,7 @@ impl Sweep {
         let often = fleet(CROWD, rate, place);
         let ways = [
             ("every step", often),
-            ("overlapped", Fleet { overlap: Some(BUCKETS), ..often }),
+            ("overlapped", Fleet { bucket: Some(BUCKET), ..often }),
             ("every 20 steps", Fleet { every: 20, ..often }),
             ("every 500 steps", Fleet { every: 500, ..often }),
             ("groups of 8", Fleet { groups, ..often }),
@@ -328,13 +330,14 @@ impl Sweep {
 /// Returns workers that exchange in every step.
 fn fleet(workers: u64, rate: f64, place: Place) -> Fleet {
     let link = Link { bits_per_second: rate, latency: place.latency };
-    Fleet { workers, link, groups: None, compute: COMPUTE, every: 1, overlap: None, control: CONTROL }
+    let (groups, bucket, control, backend) = (None, None, HOOK_CONTROL, Backend::NCCL);
+    Fleet { workers, link, groups, compute: COMPUTE, every: 1, bucket, control, backend, sharing: 1 }
 }
 
 /// Returns the name of a codec without settings that most readers do not need.
-fn name(codec: &Option<String>) -> String {
-    let name = codec.as_deref().unwrap_or(PLAIN);
-    name.replace(",values=f32", "")
+pub(crate) fn short(codec: &str) -> String {
+    codec
+        .replace(",values=f32", "")
         .replace("fit=gp,stages=guard,", "")
         .replace(",bucket=512", "")
         .replace(":group=256", "")

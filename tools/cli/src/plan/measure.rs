@@ -1,5 +1,6 @@
 //! Measurements of a codec's sizes, times and error on a user's own gradients and machine.
 
+use super::measured::Measured;
 use super::model::{Growth, Parts, SharedSet};
 use crate::assign::{self, fitting};
 use crate::bench;
@@ -11,7 +12,6 @@ use gcodec::internal::element::decode_f32s;
 use gcodec::reduce::{Reduced, Sum, SumOptions};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Limits, TensorBuf};
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,24 +22,6 @@ const ADDED: usize = 4;
 const DENSE: f64 = 0.25;
 /// Sends the nonzero elements of a sum unchanged. Smaller ones would be of no consequence.
 const EXACT: &str = "threshold:at=1e-37";
-
-/// Measurements of a codec.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Measured {
-    /// The codec; none for plain gradients.
-    pub(super) codec: Option<String>,
-    /// Error of one worker's update, over all elements as one vector.
-    pub(super) relative_l2: f64,
-    /// Sizes and times.
-    pub(super) parts: Parts,
-}
-
-impl Measured {
-    /// Returns the measurements for a model that is `factor` times as large: all in proportion.
-    pub(super) fn scaled(&self, factor: f64) -> Self {
-        Self { parts: self.parts.scaled(factor), ..self.clone() }
-    }
-}
 
 /// Returns the costs of gradients that are not compressed.
 pub(super) fn plain(dumps: &[Dump]) -> Measured {

@@ -2,6 +2,7 @@
 //! user's gradients, and computes steps with the model.
 
 mod measure;
+mod measured;
 mod model;
 mod page;
 mod report;
@@ -15,8 +16,8 @@ use crate::progress::Progress;
 use crate::tensors::Dump;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gcodec::Codec;
-use measure::Measured;
-use model::{Exchange, Fleet, Groups, Link, Step};
+use measured::{Measured, Measurements};
+use model::{Backend, Exchange, Fleet, Groups, Link};
 use report::{Choice, Report};
 use std::io::Write;
 use std::path::PathBuf;
@@ -26,8 +27,8 @@ use units::{parse_duration, parse_rate};
 ///
 /// Measures each codec on the gradients and on this machine: sizes, errors, and times on all threads. Then
 /// computes the time of a step for each way to exchange updates, beside plain gradients, and recommends the
-/// codec of the smallest error among those that are nearly as fast as the fastest: or none, if compression
-/// gains little.
+/// codec and exchange of the smallest error among those that are nearly as fast as the fastest: or none, if
+/// compression gains little.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exchanges:
@@ -44,16 +45,21 @@ the bytes at the rate of the link, and of its latencies. The error is that of on
 error feedback; it is no prediction of the result of a training.
 
 With gradients of several workers at one step, the growth of sums and the error of shared sets are
-measured; with one file, updates are taken to have no position in common.
+measured; with one file, updates are taken to have no position in common. The JSON of one plan is the
+--measured of others, for more links and fleets without measuring again.
 
 Examples:
   gcodec plan grad.safetensors --workers 64 --link 1Gbit --latency 20ms --compute 350ms
   gcodec plan worker*.safetensors --workers 8 --link 100Mbit --compute 2s --every 20 --json
-  gcodec plan grad.safetensors --workers 256 --link 1Gbit --compute 1s --group 8 --group-link 400Gbit")]
+  gcodec plan grad.safetensors --workers 256 --link 1Gbit --compute 1s --group 8 --group-link 400Gbit
+  gcodec plan --measured plan.json --workers 16 --link 100Mbit --latency 10ms --compute 0 --backend gloo")]
 pub(crate) struct Args {
     /// Gradients of one step, a file for each worker: .safetensors, .npz or .npy
-    #[arg(required = true, value_name = "IN")]
+    #[arg(required_unless_present = "measured", value_name = "IN")]
     inputs: Vec<PathBuf>,
+    /// Measurements of an earlier plan with --json, in place of gradients
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["inputs", "runs"])]
+    measured: Option<PathBuf>,
     /// Number of workers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..=1_000_000))]
     workers: u64,
@@ -72,6 +78,17 @@ pub(crate) struct Args {
     /// Exchange buckets of 25 MiB while the backward pass runs, in whose thread they are coded
     #[arg(long)]
     overlap: bool,
+    /// Part of gcodec that exchanges updates: the hook of DistributedDataParallel makes 1 all-gather of a few
+    /// bytes in each exchange, Average 3
+    #[arg(long, value_enum, default_value_t = Adapter::Hook)]
+    adapter: Adapter,
+    /// Backend of the exchanges between workers: on gloo a message waits for a notice of its receiver, and so
+    /// takes two latencies
+    #[arg(long, value_enum, default_value_t = Transport::Nccl)]
+    backend: Transport,
+    /// Number of workers that share the cores of a machine such as this: each codes as many times as long
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    share_cores: u64,
     /// Number of workers that share one link and are connected by --group-link inside
     #[arg(long, value_name = "N", requires = "group_link", value_parser = clap::value_parser!(u64).range(2..))]
     group: Option<u64>,
@@ -98,9 +115,38 @@ pub(crate) struct Args {
     html: Option<PathBuf>,
 }
 
-/// All-gathers of a few bytes in each exchange of updates, as in the hook of PyTorch: whether all workers
-/// have decoded them. The sizes travel with the updates.
-const CONTROL: u64 = 1;
+/// Part of gcodec that exchanges updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Adapter {
+    Hook,
+    Average,
+}
+
+impl Adapter {
+    fn control(self) -> u64 {
+        match self {
+            Self::Hook => model::HOOK_CONTROL,
+            Self::Average => model::AVERAGE_CONTROL,
+        }
+    }
+}
+
+/// Backend of the exchanges between workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Transport {
+    Nccl,
+    Gloo,
+}
+
+impl Transport {
+    fn backend(self) -> Backend {
+        match self {
+            Self::Nccl => Backend::NCCL,
+            Self::Gloo => Backend::GLOO,
+        }
+    }
+}
+
 /// Codecs measured by default.
 const CODECS: [&str; 12] = [
     "raw",
@@ -131,39 +177,23 @@ fn exchanges() -> impl TypedValueParser<Value = Exchange> {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin(&args.inputs)?;
     if let Some(html) = &args.html {
-        check_output_is_new(html, &args.inputs)?;
+        let inputs: Vec<PathBuf> = args.inputs.iter().chain(&args.measured).cloned().collect();
+        check_output_is_new(html, &inputs)?;
     }
-    let codecs = chosen(args)?;
-    let dumps = read(args)?;
+    let measurements = match &args.measured {
+        Some(path) => Measurements::open(path)?.only(&args.codecs).in_file(path)?,
+        None => measured(args)?,
+    };
     let fleet = fleet(args);
-    let progress = Progress::new(codecs.len() as u64, "measuring", false);
-    let mut measured = vec![measure::plain(&dumps)];
-    for codec in codecs {
-        measured.push(measure::measure(&dumps, codec, args.runs).in_file(&args.inputs[0])?);
-        progress.add(1);
-    }
-    drop(progress);
-    let elements = elements(&dumps[0]);
-    let parameters = args.parameters.unwrap_or(elements);
-    let factor = parameters as f64 / elements as f64;
-    let scaled: Vec<Measured> = measured.iter().map(|one| one.scaled(factor)).collect();
+    let parameters = args.parameters.unwrap_or(measurements.elements);
+    let factor = parameters as f64 / measurements.elements as f64;
+    let scaled: Vec<Measured> = measurements.measured.iter().map(|one| one.scaled(factor)).collect();
     let choices: Vec<Choice> = scaled.iter().filter_map(|one| best(one, &fleet, &args.exchanges)).collect();
     if choices.is_empty() {
         return Err(Failure::usage("none of these codecs can use one of these exchanges"));
     }
-    let report = Report {
-        file: args.inputs[0].display().to_string(),
-        gradients: dumps.len() as u64,
-        tensors: dumps[0].tensors.len() as u64,
-        elements,
-        bytes: bytes(&dumps[0]),
-        parameters,
-        threads: rayon::current_num_threads(),
-        fleet,
-        measured,
-        recommended: report::recommend(&choices),
-        choices,
-    };
+    let recommended = report::recommend(&choices);
+    let report = Report { measurements, parameters, fleet, choices, recommended };
     match (&args.html, args.json) {
         (Some(html), _) => {
             let mut out = Output::create(html)?;
@@ -177,6 +207,27 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         (None, false) => print(report.text())?,
     }
     Ok(Outcome::Well)
+}
+
+/// Measures the codecs on the gradients.
+fn measured(args: &Args) -> Result<Measurements> {
+    let codecs = chosen(args)?;
+    let dumps = read(args)?;
+    let progress = Progress::new(codecs.len() as u64, "measuring", false);
+    let mut measured = vec![measure::plain(&dumps)];
+    for codec in codecs {
+        measured.push(measure::measure(&dumps, codec, args.runs).in_file(&args.inputs[0])?);
+        progress.add(1);
+    }
+    Ok(Measurements {
+        file: args.inputs[0].display().to_string(),
+        gradients: dumps.len() as u64,
+        tensors: dumps[0].tensors.len() as u64,
+        elements: elements(&dumps[0]),
+        bytes: bytes(&dumps[0]),
+        threads: rayon::current_num_threads(),
+        measured,
+    })
 }
 
 /// Returns the codecs to measure.
@@ -229,23 +280,28 @@ fn fleet(args: &Args) -> Fleet {
     let inside = |bits_per_second| Link { bits_per_second, latency: 0.0 };
     let groups = args.group.zip(args.group_link).map(|(size, rate)| Groups { size, link: inside(rate) });
     let (workers, compute, every) = (args.workers, args.compute, args.every);
-    let overlap = args.overlap.then_some(model::BUCKETS);
-    Fleet { workers, link, groups, compute, every, overlap, control: CONTROL }
+    Fleet {
+        workers,
+        link,
+        groups,
+        compute,
+        every,
+        bucket: args.overlap.then_some(model::BUCKET),
+        control: args.adapter.control(),
+        backend: args.backend.backend(),
+        sharing: args.share_cores,
+    }
 }
 
-/// Returns the fastest exchange of a codec, or of plain gradients.
+/// Returns the best exchange of a codec, or of plain gradients.
 fn best(measured: &Measured, fleet: &Fleet, wanted: &[Exchange]) -> Option<Choice> {
     let usable = |exchange: &Exchange| {
         let is_wanted =
             if wanted.is_empty() { *exchange != Exchange::Shards } else { wanted.contains(exchange) };
         is_wanted && exchange.is_plain() == measured.codec.is_none()
     };
-    let steps = Exchange::ALL.iter().map(|(exchange, _)| *exchange).filter(usable);
-    let steps = steps.filter_map(|exchange| Some((exchange, model::step(fleet, exchange, &measured.parts)?)));
-    let (exchange, step): (Exchange, Step) = steps.min_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds))?;
-    let relative_l2 = match (exchange, &measured.parts.set) {
-        (Exchange::SharedSet, Some(set)) => set.relative_l2,
-        _ => measured.relative_l2,
-    };
+    let exchanges = Exchange::ALL.iter().map(|(exchange, _)| *exchange).filter(usable);
+    let best = model::best(fleet, exchanges, &measured.parts, measured.relative_l2)?;
+    let model::Exchanged { exchange, relative_l2, step } = best;
     Some(Choice { codec: measured.codec.clone(), exchange, relative_l2, step })
 }

@@ -20,7 +20,7 @@ pub(super) fn render(report: &Report) -> String {
 }
 
 fn write(page: &mut String, report: &Report) -> std::fmt::Result {
-    let title = escape(&report.file);
+    let title = escape(&report.measurements.file);
     write!(
         page,
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\

@@ -1,12 +1,12 @@
 //! The result of a plan: as a table and as JSON, with a recommendation.
 
-use super::measure::Measured;
-use super::model::{self, Bottleneck, Candidate, Exchange, Fleet, Step};
+use super::measured::Measurements;
+use super::model::{self, Backend, Bottleneck, Candidate, Exchange, Fleet, Step};
 use super::units::{show_rate, show_seconds};
 use crate::output::{Align, Table, counted, human_bytes, printable, real, thousands};
 use serde::Serialize;
 
-/// A codec with its fastest exchange.
+/// A codec with its best exchange.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Choice {
     /// The codec; none for plain gradients.
@@ -81,21 +81,12 @@ pub(super) fn recommend(choices: &[Choice]) -> Option<Recommended> {
 /// All results of one plan.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    pub(super) file: String,
-    /// Gradients of workers.
-    pub(super) gradients: u64,
-    pub(super) tensors: u64,
-    /// Elements of one gradient.
-    pub(super) elements: u64,
-    /// Bytes of one gradient.
-    pub(super) bytes: u64,
+    /// Measurements on the gradients as they are.
+    #[serde(flatten)]
+    pub(super) measurements: Measurements,
     /// Parameters of the model that is planned for.
     pub(super) parameters: u64,
-    /// Threads of this machine that the measurements used.
-    pub(super) threads: usize,
     pub(super) fleet: Fleet,
-    /// Measurements on the gradients as they are.
-    pub(super) measured: Vec<Measured>,
     pub(super) choices: Vec<Choice>,
     pub(super) recommended: Option<Recommended>,
 }
@@ -124,20 +115,16 @@ impl Report {
 
     /// Returns the plan's conditions, a sentence each.
     pub(super) fn conditions(&self) -> Vec<String> {
-        let fleet = &self.fleet;
-        let per = if self.gradients == 1 {
-            "1 gradient".to_owned()
-        } else {
-            format!("{} gradients", self.gradients)
-        };
+        let (fleet, on) = (&self.fleet, &self.measurements);
         let mut out = vec![format!(
-            "{}: {per} of {} in {}, {}",
-            printable(&self.file),
-            counted(self.elements, "element"),
-            counted(self.tensors, "tensor"),
-            human_bytes(self.bytes)
+            "{}: {} of {} in {}, {}",
+            printable(&on.file),
+            counted(on.gradients, "gradient"),
+            counted(on.elements, "element"),
+            counted(on.tensors, "tensor"),
+            human_bytes(on.bytes)
         )];
-        let model = match self.parameters == self.elements {
+        let model = match self.parameters == on.elements {
             true => String::new(),
             false => format!(", {} parameters", thousands(self.parameters)),
         };
@@ -149,18 +136,22 @@ impl Report {
         } else {
             format!(", an exchange every {} steps", fleet.every)
         };
-        let overlap = if fleet.overlap.is_some() { ", overlapped with the backward pass" } else { "" };
+        let overlap = if fleet.bucket.is_some() { ", overlapped with the backward pass" } else { "" };
+        let gloo = if fleet.backend == Backend::GLOO { ", on gloo" } else { "" };
         out.push(format!(
-            "{} workers{model}, links of {} with {} of latency{groups}, {} of compute{every}{overlap}",
+            "{} workers{model}, links of {} with {} of latency{groups}, {} of compute{every}{overlap}{gloo}",
             thousands(fleet.workers),
             show_rate(fleet.link.bits_per_second),
             show_seconds(fleet.link.latency),
             show_seconds(fleet.compute)
         ));
-        let threads =
-            if self.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", self.threads) };
-        out.push(format!("times of coding: measured here, with {threads}"));
-        if self.gradients == 1 {
+        let sharing = match fleet.sharing {
+            1 => String::new(),
+            n => format!(", which {} workers share", thousands(n)),
+        };
+        let threads = counted(on.threads as u64, "thread");
+        out.push(format!("times of coding: measured with {threads}{sharing}"));
+        if on.gradients == 1 {
             out.push(
                 "sums of sparse updates: as if no two workers chose the same position; gradients of more workers \
                  would tell"
