@@ -1,5 +1,6 @@
 //! A matrix as two factors (spec, values/low-rank.md; PowerSGD, arXiv 1905.13727).
 
+use crate::arch::{self, Kernel};
 use crate::bits::{Cursor, put_varint};
 use crate::block::values::nested::{self, Nested};
 use crate::block::values::{
@@ -89,14 +90,55 @@ impl Kind for LowRank {
             return Ok(());
         }
         let (p, q) = (factor(left, *rows)?, factor(right, *cols)?);
-        let rank = in_memory(*rank);
-        for (row, p) in out.chunks_mut(in_memory(*cols)).zip(p.chunks(rank)) {
-            for (value, q) in row.iter_mut().zip(q.chunks(rank)) {
+        let (rank, cols) = (in_memory(*rank), in_memory(*cols));
+        let whole = if rank <= MOST { cols / STRIP * STRIP } else { 0 };
+        for first in (0..whole).step_by(STRIP) {
+            arch::run(Strip { left: &p, right: &q[first * rank..][..STRIP * rank], rank, out, cols, first });
+        }
+        for (row, p) in out.chunks_mut(cols).zip(p.chunks(rank)) {
+            for (value, q) in row[whole..].iter_mut().zip(q[whole * rank..].chunks(rank)) {
                 let sum = p.iter().zip(q).fold(0.0, |sum, (&p, &q)| sum + f64::from(p) * f64::from(q));
                 *value = to_number(sum);
             }
         }
         Ok(())
+    }
+}
+
+/// Columns that are multiplied at once: some vectors of sums.
+const STRIP: usize = 32;
+/// Largest rank of which the numbers of a strip, in binary64, stay in the first cache.
+const MOST: usize = 32;
+
+/// The product in a strip of columns. Each sum is in the order of the factors' columns, as one alone would
+/// be.
+struct Strip<'a> {
+    left: &'a [f32],
+    /// Rows of the right factor.
+    right: &'a [f32],
+    rank: usize,
+    out: &'a mut [f32],
+    cols: usize,
+    first: usize,
+}
+
+impl Kernel for Strip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let mut factors = [[0f64; STRIP]; MOST];
+        for (column, numbers) in self.right.chunks_exact(self.rank).enumerate() {
+            numbers.iter().zip(&mut factors).for_each(|(q, factor)| factor[column] = f64::from(*q));
+        }
+        for (row, p) in self.out.chunks_exact_mut(self.cols).zip(self.left.chunks_exact(self.rank)) {
+            let mut sums = [0f64; STRIP];
+            for (p, factor) in p.iter().zip(&factors) {
+                sums.iter_mut().zip(factor).for_each(|(sum, q)| *sum += f64::from(*p) * q);
+            }
+            let values = row[self.first..][..STRIP].iter_mut();
+            values.zip(sums).for_each(|(value, sum)| *value = to_number(sum));
+        }
     }
 }
 
@@ -138,6 +180,31 @@ mod tests {
     use super::*;
     use crate::block::values::tests::budget;
     use crate::block::{Floats, Stored};
+
+    #[test]
+    fn strips_and_single_columns_give_the_same_bits() {
+        let number = |i: u64| f32::from_bits(crate::random::word(5, 1, i) & 0x7fff_ffff | (i as u32) << 31);
+        for (rows, cols, rank) in [(3u64, 32u64, 4u64), (5, 100, 1), (2, 70, 33), (1, 31, 2), (4, 64, 32)] {
+            let numbers = |first: u64, len: u64| (first..first + len).map(number).collect::<Vec<f32>>();
+            let (p, q) = (numbers(0, rows * rank), numbers(1000, cols * rank));
+            let factor = |numbers: &[f32]| {
+                let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+                Box::new(Values::Floats(Floats { stored: Stored::F32, bytes }))
+            };
+            let matrix = LowRank { rows, cols, rank, left: factor(&p), right: factor(&q) };
+            let mut out = vec![0.0; in_memory(rows * cols)];
+            matrix.numbers(&[], &budget(u64::MAX), &mut out).unwrap();
+            for (at, value) in out.iter().enumerate() {
+                let (row, col) = (at / in_memory(cols), at % in_memory(cols));
+                let mut sum = 0.0;
+                for t in 0..in_memory(rank) {
+                    let (p, q) = (p[row * in_memory(rank) + t], q[col * in_memory(rank) + t]);
+                    sum += f64::from(p) * f64::from(q);
+                }
+                assert_eq!(value.to_bits(), to_number(sum).to_bits(), "{rows} x {cols}, rank {rank}: {at}");
+            }
+        }
+    }
 
     #[test]
     fn a_matrix_without_rows_or_columns_has_no_numbers() {

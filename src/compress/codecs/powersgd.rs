@@ -21,6 +21,7 @@ use rayon::prelude::*;
 
 use super::matrix::{finite, numbers_of};
 use super::sparse;
+use crate::arch::{self, Kernel, pages};
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::options::Options;
@@ -61,17 +62,20 @@ impl Compressor for PowerSgd {
         let &Self { rank, seed } = self;
         let mut blocks = Vec::new();
         for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {
-            let sums = elements(tensor)?;
             let Some((_, cols)) = matrix(input.view.shape(), tensor.dtype, rank) else {
+                let sums = elements(tensor)?;
                 plain(tensor, &sums, run.options, &mut blocks)?;
                 continue;
             };
+            let has_feedback = tensor.residual_after.is_some();
+            let mut sums = taken_elements(tensor)?;
             let basis = basis(last_factor(&tensor.state, rank), cols, rank as usize, seed, tensor.tensor);
             let left = left_factor(times(&sums, cols, &basis), rank as usize);
             let right = numbers(&transposed_times(&sums, cols, &left, rank as usize));
             let (values, decoded) = product(left, right, rank, tensor.dtype)?;
-            if let Some(after) = &mut tensor.residual_after {
-                after.iter_mut().zip(&decoded).for_each(|(x, d)| *x = finite(*x - d));
+            if has_feedback {
+                sums.iter_mut().zip(&decoded).for_each(|(x, d)| *x = finite(*x - d));
+                tensor.residual_after = Some(sums);
             }
             if let Values::LowRank(LowRank { right, .. }) = &values
                 && let Values::Floats(Floats { bytes, .. }) = &**right
@@ -109,9 +113,31 @@ pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, u
 
 /// Returns all elements of a tensor plus the residual. The sums must be finite.
 pub(crate) fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
-    let parts = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| values.to_vec()));
-    let sums = parts.concat();
-    if sums.iter().all(|x| x.is_finite()) { Ok(sums) } else { Err(tensor.non_finite()) }
+    let mut sums = pages::zeros(tensor.len);
+    let places = sums.chunks_mut(CHUNK).collect();
+    let are_finite = tensor.scan_into(0..tensor.len, CHUNK, places, |chunk, place: &mut [f32]| {
+        chunk.whole(|_, values| {
+            place.copy_from_slice(values);
+            all_finite(values)
+        })
+    });
+    if are_finite.iter().all(|are| *are) { Ok(sums) } else { Err(tensor.non_finite()) }
+}
+
+/// Returns the same, with feedback in the memory of the residual, which is taken away.
+fn taken_elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
+    if tensor.residual_after.is_none() {
+        return elements(tensor);
+    }
+    let are_finite = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| all_finite(values)));
+    match tensor.residual_after.take() {
+        Some(sums) if are_finite.iter().all(|are| *are) => Ok(sums),
+        _ => Err(tensor.non_finite()),
+    }
+}
+
+fn all_finite(values: &[f32]) -> bool {
+    values.iter().fold(true, |all, x| all & x.is_finite())
 }
 
 /// Appends blocks of the uncompressed elements, clamped to the range of the tensor's type.
@@ -179,15 +205,22 @@ fn orthonormalise(matrix: &mut [f64], rank: usize) {
     }
 }
 
+/// Columns of a factor, and rows of the matrix, whose sums are computed at once.
+const WIDE: usize = 4;
+
 /// Computes M Q, rows x rank. Each sum is in the order of the columns.
 pub(crate) fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
     let rank = basis.len() / cols;
-    let rows = matrix.par_chunks_exact(cols).map(|row| {
-        let mut sums = vec![0.0; rank];
-        for (x, q) in row.iter().zip(basis.chunks_exact(rank)) {
-            sums.iter_mut().zip(q).for_each(|(s, q)| *s += f64::from(*x) * q);
+    let groups = groups(basis, rank);
+    let rows = matrix.par_chunks(WIDE * cols).map(|rows| {
+        let mut all = vec![0.0; rows.len() / cols * rank];
+        for (basis, first) in groups.iter().zip((0..).step_by(WIDE)) {
+            let sums = arch::run(Times { rows, basis });
+            for (all, sums) in all.chunks_exact_mut(rank).zip(sums) {
+                all[first..].iter_mut().zip(sums).for_each(|(all, sum)| *all = sum);
+            }
         }
-        sums
+        all
     });
     rows.collect::<Vec<_>>().concat()
 }
@@ -196,17 +229,94 @@ pub(crate) fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
 pub(crate) fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: usize) -> Vec<f64> {
     /// Number of columns that a thread processes at a time.
     const STRIP: usize = 256;
+    let left: Vec<f64> = left.iter().map(|&x| f64::from(x)).collect();
+    let groups = groups(&left, rank);
     let strips = (0..cols).into_par_iter().step_by(STRIP).map(|first| {
         let len = STRIP.min(cols - first);
-        let mut sums = vec![0.0; len * rank];
-        for (row, p) in matrix.chunks_exact(cols).zip(left.chunks_exact(rank)) {
-            for (x, sums) in row[first..first + len].iter().zip(sums.chunks_exact_mut(rank)) {
-                sums.iter_mut().zip(p).for_each(|(s, p)| *s += f64::from(*x) * f64::from(*p));
+        let mut all = vec![0.0; len * rank];
+        for (left, column) in groups.iter().zip((0..).step_by(WIDE)) {
+            let mut sums = [[0.0; WIDE]; STRIP];
+            arch::run(TransposedTimes { matrix, cols, first, left, sums: &mut sums[..len] });
+            for (all, sums) in all.chunks_exact_mut(rank).zip(sums) {
+                all[column..].iter_mut().zip(sums).for_each(|(all, sum)| *all = sum);
+            }
+        }
+        all
+    });
+    strips.collect::<Vec<_>>().concat()
+}
+
+/// Returns the rows of a factor by groups of columns; the last group may end with columns of zeros.
+fn groups(factor: &[f64], rank: usize) -> Vec<Vec<[f64; WIDE]>> {
+    let group = |first: usize| {
+        let rows = factor.chunks_exact(rank);
+        rows.map(|row| std::array::from_fn(|t| row.get(first + t).copied().unwrap_or(0.0))).collect()
+    };
+    (0..rank).step_by(WIDE).map(group).collect()
+}
+
+/// Sums of at most [`WIDE`] rows times a group of columns.
+struct Times<'a> {
+    rows: &'a [f32],
+    basis: &'a [[f64; WIDE]],
+}
+
+impl Kernel for Times<'_> {
+    type Output = [[f64; WIDE]; WIDE];
+
+    #[inline(always)]
+    fn call(self) -> Self::Output {
+        let Self { rows, basis } = self;
+        let cols = basis.len();
+        // In place of a row that is not there, the first one, whose sums nobody takes.
+        let rows: [&[f32]; WIDE] = std::array::from_fn(|row| {
+            rows.get(row * cols..).and_then(|rest| rest.get(..cols)).unwrap_or(&rows[..cols])
+        });
+        let mut sums = [[0.0; WIDE]; WIDE];
+        for (column, q) in basis.iter().enumerate() {
+            for (row, sums) in rows.iter().zip(&mut sums) {
+                let x = f64::from(row[column]);
+                sums.iter_mut().zip(q).for_each(|(sum, q)| *sum += x * q);
             }
         }
         sums
-    });
-    strips.collect::<Vec<_>>().concat()
+    }
+}
+
+/// Adds a strip of columns, transposed, times a group of columns of P.
+struct TransposedTimes<'a> {
+    matrix: &'a [f32],
+    cols: usize,
+    /// First column of the strip.
+    first: usize,
+    left: &'a [[f64; WIDE]],
+    sums: &'a mut [[f64; WIDE]],
+}
+
+impl Kernel for TransposedTimes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { matrix, cols, first, left, sums } = self;
+        let len = sums.len();
+        let strip = |row: usize| &matrix[row * cols + first..][..len];
+        let (fours, rest) = left.as_chunks::<WIDE>();
+        // Of several rows at once, so that sums are loaded and stored less often.
+        for (p, row) in fours.iter().zip((0..).step_by(WIDE)) {
+            let [a, b, c, d]: [&[f32]; WIDE] = std::array::from_fn(|next| strip(row + next));
+            for ((((sums, a), b), c), d) in sums.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+                for (x, p) in [a, b, c, d].iter().zip(p) {
+                    sums.iter_mut().zip(p).for_each(|(sum, p)| *sum += f64::from(**x) * p);
+                }
+            }
+        }
+        for (p, row) in rest.iter().zip(WIDE * fours.len()..) {
+            for (x, sums) in strip(row).iter().zip(sums.iter_mut()) {
+                sums.iter_mut().zip(p).for_each(|(sum, p)| *sum += f64::from(*x) * p);
+            }
+        }
+    }
 }
 
 /// Returns P in the form that is sent, with orthonormal columns.
@@ -244,7 +354,7 @@ pub(crate) fn product(
         let values = Values::LowRank(LowRank { rows, cols, rank, left, right: right_factor });
         let mut decoded = numbers_of(&values, rows * cols)?;
         let max = max_finite(dtype);
-        if decoded.iter().all(|x| x.abs() <= max) {
+        if decoded.iter().fold(true, |all, x| all & (x.abs() <= max)) {
             round_f32s(dtype, &mut decoded)?;
             return Ok((values, decoded));
         }
@@ -285,6 +395,31 @@ mod tests {
             for t in 0..3 {
                 let norm: f64 = basis[t..].iter().step_by(3).map(|x| x * x).sum();
                 assert!((norm - 1.0).abs() < 1e-14, "{before:?} {t} {norm}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_are_those_of_single_sums_in_their_order() {
+        for (rows, cols, rank) in [(9, 300, 4), (1, 5, 1), (4, 256, 3), (6, 257, 9)] {
+            let number = |i: usize| (random::word(9, 0, i as u64) as i32) as f32 / 1e5;
+            let matrix: Vec<f32> = (0..rows * cols).map(number).collect();
+            let basis: Vec<f64> = (0..cols * rank).map(|i| f64::from(number(i + 7)) / 3.0).collect();
+            let left: Vec<f32> = (0..rows * rank).map(|i| number(i + 11)).collect();
+            let (products, transposed) =
+                (times(&matrix, cols, &basis), transposed_times(&matrix, cols, &left, rank));
+            assert_eq!((products.len(), transposed.len()), (rows * rank, cols * rank));
+            for t in 0..rank {
+                for i in 0..rows {
+                    let sum = (0..cols)
+                        .fold(0.0, |sum, j| sum + f64::from(matrix[i * cols + j]) * basis[j * rank + t]);
+                    assert_eq!(products[i * rank + t].to_bits(), sum.to_bits(), "{rows} x {cols}: {i} {t}");
+                }
+                for j in 0..cols {
+                    let term = |i: usize| f64::from(matrix[i * cols + j]) * f64::from(left[i * rank + t]);
+                    let sum = (0..rows).fold(0.0, |sum, i| sum + term(i));
+                    assert_eq!(transposed[j * rank + t].to_bits(), sum.to_bits(), "{rows} x {cols}: {j} {t}");
+                }
             }
         }
     }
