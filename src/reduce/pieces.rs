@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::sum::Sum;
+use super::sum::{Spare, Sum};
 use super::total::Total;
 use super::windows::{Window, Windows};
 use crate::block::{Block, PendingBlock, Scope, Support};
@@ -126,6 +126,7 @@ pub struct SumPieces<'a> {
     windows: Windows,
     ready: VecDeque<SumPiece>,
     sender: Option<u64>,
+    spare: Spare,
 }
 
 impl<'a> SumPieces<'a> {
@@ -133,7 +134,15 @@ impl<'a> SumPieces<'a> {
         let header = sum.header(mean)?;
         let divisor = mean.then(|| sum.total_weight());
         let windows = Windows::new(&sum);
-        Ok(Self { sum, header, divisor, windows, ready: VecDeque::new(), sender: None })
+        Ok(Self {
+            sum,
+            header,
+            divisor,
+            windows,
+            ready: VecDeque::new(),
+            sender: None,
+            spare: Spare::default(),
+        })
     }
 
     /// Returns the header for an update that carries the result, as [`Reduced::header`].
@@ -164,7 +173,7 @@ impl<'a> SumPieces<'a> {
     }
 
     fn pieces(&mut self, window: &Window) -> Result<VecDeque<SumPiece>> {
-        let totals = self.sum.totals(window, self.divisor);
+        let totals = self.sum.totals(window, self.divisor, &mut self.spare);
         let totals = totals.map_err(|(sender, e)| {
             self.sender = sender;
             e

@@ -12,7 +12,7 @@ use super::headers;
 use super::pieces::{Reduced, SumPieces};
 use super::scatter;
 use super::total::Total;
-use super::windows::Window;
+use super::windows::{Window, Windows};
 use crate::arch::{pages, threads};
 use crate::block::{Block, Scope, SetId, Sets, Support, Target, Values};
 #[cfg(doc)]
@@ -106,6 +106,22 @@ impl Held<'_> {
                 Ok(Cow::Owned(block))
             }
         }
+    }
+}
+
+/// Buffers of zeros that were used: new memory costs more than what is done with it.
+#[derive(Debug, Default)]
+pub(super) struct Spare(Vec<Vec<u8>>);
+
+impl Spare {
+    /// Returns a buffer of `len` zeros.
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        let Some(mut zeros) = self.0.pop() else { return pages::zeros(len) };
+        if zeros.capacity() < len {
+            return pages::zeros(len);
+        }
+        zeros.resize(len, 0);
+        zeros
     }
 }
 
@@ -280,7 +296,12 @@ impl<'a> Sum<'a> {
     pub fn finish(self, mean: bool) -> Result<Reduced> {
         let header = self.header(mean)?;
         let divisor = mean.then(|| self.total_weight());
-        let sums = self.totals(&Window::all(&self.manifest), divisor).map_err(|(_, e)| e)?;
+        self.check_memory(&Window::all(&self.manifest), mean)?;
+        // A few tensors at a time, so that the memory of decoded blocks is used again.
+        let (mut windows, mut spare, mut sums) = (Windows::whole(&self), Spare::default(), Vec::new());
+        while let Some(window) = windows.next(&self) {
+            sums.extend(self.totals(&window, divisor, &mut spare).map_err(|(_, e)| e)?);
+        }
         Ok(Reduced { header, manifest: self.manifest, sums })
     }
 
@@ -317,11 +338,13 @@ impl<'a> Sum<'a> {
         self.waiting.values().flat_map(move |c| c.blocks(&window).map(elements).collect::<Vec<_>>())
     }
 
-    /// Returns the sums of the tensors in a window. An error has the sender of its block.
+    /// Returns the sums of the tensors in a window. An error has the sender of its block. `spare`: memory
+    /// that is used again.
     pub(super) fn totals(
         &self,
         window: &Window,
         divisor: Option<f64>,
+        spare: &mut Spare,
     ) -> Result<Vec<Total>, (Option<u64>, Error)> {
         let sparse = self.sparse(window, divisor);
         let first = window.tensors.start;
@@ -331,7 +354,7 @@ impl<'a> Sum<'a> {
         for (sender, contribution) in &self.waiting {
             let mut add = || {
                 let (by_position, others) = self.decode(contribution, window, &sparse)?;
-                let touched = self.expand(contribution, window, &others, &mut scratch)?;
+                let touched = self.expand(contribution, window, &others, &mut scratch, spare)?;
                 for number in (0..touched.len()).filter(|&n| touched[n]) {
                     let dtype = self.manifest.tensors()[first + number].dtype;
                     sums[number].add(dtype, &mut scratch[number], contribution.weight)?;
@@ -341,6 +364,7 @@ impl<'a> Sum<'a> {
             };
             add().map_err(|e: Error| (Some(*sender), e.of_sender(*sender)))?;
         }
+        spare.0.extend(scratch.into_iter().filter(|expanded| !expanded.is_empty()));
         for (sender, contribution, blocks) in &blocks {
             let of_sender = |e: Error| (Some(*sender), e.of_sender(*sender));
             decoded.extend(self.numbers(contribution, blocks).map_err(of_sender)?);
@@ -432,21 +456,29 @@ impl<'a> Sum<'a> {
         headers::header(self.waiting.values().map(|c| &c.header), mean)
     }
 
-    /// Returns the zeros of a window; none for the `sparse` tensors.
-    fn accumulators(&self, window: &Window, mean: bool, sparse: &[bool]) -> Result<Vec<Total>> {
-        let precision = self.options.precision;
-        let (mut sums, mut bytes) = (Vec::new(), 0u64);
+    /// Checks the memory of the accumulators and of one expanded update of a window.
+    fn check_memory(&self, window: &Window, mean: bool) -> Result<()> {
+        let mut bytes = 0u64;
         for number in window.tensors.clone() {
             let dtype = self.manifest.tensors()[number].dtype;
             let elements = window.elements(&self.manifest, number);
-            let width = Total::width(dtype, precision, mean).map_err(|e| e.in_tensor(number as u64))?;
+            let width = Total::width(dtype, self.options.precision, mean);
+            let width = width.map_err(|e| e.in_tensor(number as u64))?;
             let expanded = dtype.bytes_for(elements).unwrap_or(u64::MAX);
             bytes = bytes.saturating_add(elements.saturating_mul(width).saturating_add(expanded));
             check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
-            let own = if sparse[number - window.tensors.start] { 0 } else { in_memory(elements) };
-            sums.push(Total::zeros(dtype, precision, own));
         }
-        Ok(sums)
+        Ok(())
+    }
+
+    /// Returns the zeros of a window; none for the `sparse` tensors.
+    fn accumulators(&self, window: &Window, mean: bool, sparse: &[bool]) -> Result<Vec<Total>> {
+        self.check_memory(window, mean)?;
+        let zeros = window.tensors.clone().zip(sparse).map(|(number, is_sparse)| {
+            let elements = if *is_sparse { 0 } else { in_memory(window.elements(&self.manifest, number)) };
+            Total::zeros(self.manifest.tensors()[number].dtype, self.options.precision, elements)
+        });
+        Ok(zeros.collect())
     }
 
     /// Expands blocks into `scratch`, which is zero or empty, as a reader would. Returns which tensors they
@@ -457,6 +489,7 @@ impl<'a> Sum<'a> {
         window: &Window,
         blocks: &[Cow<'_, Block>],
         scratch: &mut [Vec<u8>],
+        spare: &mut Spare,
     ) -> Result<Vec<bool>> {
         let mut touched = vec![false; scratch.len()];
         let budget = Budget::new(&self.options.limits);
@@ -472,7 +505,7 @@ impl<'a> Sum<'a> {
                 }
                 let info = &self.manifest.tensors()[window.tensors.start + tensor];
                 let elements = window.elements(&self.manifest, window.tensors.start + tensor);
-                scratch[tensor] = pages::zeros(in_memory(info.dtype.bytes_for(elements).unwrap_or(0)));
+                scratch[tensor] = spare.take(in_memory(info.dtype.bytes_for(elements).unwrap_or(0)));
             }
             let data = scratch[tensors].iter_mut().zip(&space.lens);
             let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();

@@ -58,13 +58,20 @@ pub(super) struct Windows {
     parts: std::vec::IntoIter<Window>,
     /// Whether a block joins a tensor to the one before.
     joined: Vec<bool>,
+    /// Whether large tensors are cut.
+    cuts: bool,
 }
 
 impl Windows {
     pub(super) fn new(sum: &Sum<'_>) -> Self {
         let mut joined = vec![false; sum.manifest().tensors().len()];
         sum.scopes().for_each(|tensors| joined[tensors].iter_mut().skip(1).for_each(|j| *j = true));
-        Self { next: 0, parts: Vec::new().into_iter(), joined }
+        Self { next: 0, parts: Vec::new().into_iter(), joined, cuts: true }
+    }
+
+    /// Cuts no tensor.
+    pub(super) fn whole(sum: &Sum<'_>) -> Self {
+        Self { cuts: false, ..Self::new(sum) }
     }
 
     pub(super) fn next(&mut self, sum: &Sum<'_>) -> Option<Window> {
@@ -85,7 +92,7 @@ impl Windows {
         self.next = end;
         match end - start {
             0 => None,
-            1 if infos[start].elements() > BLOCK_LEN => {
+            1 if self.cuts && infos[start].elements() > BLOCK_LEN => {
                 self.parts = parts(sum, start).into_iter();
                 self.parts.next()
             }

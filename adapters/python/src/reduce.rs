@@ -1,7 +1,9 @@
 //! Sums of the updates of several senders.
 
+use std::sync::Arc;
+
 use gcodec::file::File;
-use gcodec::frame::{FrameHeader, FrameKind, UpdateHeader};
+use gcodec::frame::{FrameHeader, FrameKind, UpdateHeader, UpdatePart};
 use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
 use gcodec::reduce::{Precision, Sum, SumOptions};
 use gcodec::{Limits, TensorBuf};
@@ -60,22 +62,33 @@ fn sum(
     let mut sum = None;
     for (number, (bytes, &weight)) in streams.iter().zip(weights).enumerate() {
         let of_stream = |e| (Some(number), e);
-        let file = File::scan(bytes, limits.clone()).map_err(of_stream)?;
-        for mut part in file.last().and_then(|last| file.parts(last, |_| true)).map_err(of_stream)? {
+        for mut part in last_update(bytes, limits).map_err(of_stream)? {
             if settings.by_input {
                 part.header.sender = number as u64;
             }
-            let manifest = &part.manifest;
-            let (sum, _) = sum.get_or_insert_with(|| (Sum::new(manifest, options.clone()), manifest.clone()));
-            sum.add(&part, weight).map_err(of_stream)?;
+            let manifest = Arc::clone(&part.manifest);
+            let (sum, _) = sum.get_or_insert_with(|| (Sum::new(&manifest, options.clone()), manifest));
+            sum.add_later(part, weight).map_err(of_stream)?;
         }
     }
     let Some((sum, manifest)) = sum else { return Ok(None) };
-    let reduced = sum.finish(settings.mean).map_err(|e| (None, e))?;
+    let reduced = sum.finish(settings.mean).map_err(|e| broken(streams, limits).unwrap_or((None, e)))?;
     let header = reduced.header.clone();
     let tensors = reduced.into_tensors().map_err(|e| (None, e))?;
     let names = manifest.tensors().iter().map(|t| t.name.clone());
     Ok(Some((header, names.zip(tensors).collect())))
+}
+
+fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Vec<UpdatePart<'a>>, gcodec::Error> {
+    let file = File::scan(bytes, limits.clone())?;
+    file.last().and_then(|last| file.parts(last, |_| true))
+}
+
+/// Returns the first stream whose update cannot be decoded, with the error.
+fn broken(streams: &[&[u8]], limits: &Limits) -> Option<Fault> {
+    let decode =
+        |bytes: &&[u8]| last_update(bytes, limits)?.iter().try_for_each(|part| part.decode_all().map(|_| ()));
+    streams.iter().enumerate().find_map(|(number, bytes)| Some((Some(number), decode(bytes).err()?)))
 }
 
 /// Returns the size of the preamble and the manifests at the beginning of a stream, in bytes.

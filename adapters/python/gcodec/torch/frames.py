@@ -26,8 +26,6 @@ class Part:
 
     which: tuple[int, int]
     """Its number in its step, and its number of elements."""
-    head: bytes
-    """The bytes that every rank has before its frames."""
     sending: Sending
     """The frames on their way."""
 
@@ -62,7 +60,7 @@ class Frames:
         # Sizes hardly change from step to step, so that most frames travel with their sizes. All ranks know
         # the sizes of the last step.
         longest = self._longest.get(which, 0)
-        return Part(which, head, self._ranks.start(frames, longest + longest // 32, error, self._propagate))
+        return Part(which, self._ranks.start(head, frames, longest + longest // 32, error, self._propagate))
 
     def finish(self, part: Part) -> list[memoryview]:
         """Returns the streams of all ranks.
@@ -70,7 +68,7 @@ class Frames:
         Raises:
             Exception: as `Ranks.finish`.
         """
-        return self._ranks.finish(part.sending, self.wait(part), part.head)
+        return self._ranks.finish(part.sending, self.wait(part))
 
     def wait(self, part: Part) -> list[int]:
         """Waits for a part, and returns what `Ranks.wait` does. Ranks note the sizes of all parts, also of a

@@ -72,10 +72,11 @@ class Sending:
     """The reason why this rank has none."""
     room: int
     """Bytes of each rank's frames that travel now."""
-    messages: list[bytearray]
-    """A message of each rank: the size of its frames, 8 bytes, and the first `room` of them."""
+    streams: list[bytearray]
+    """A buffer for each rank: the head of its stream, the first `room` bytes of its frames, and the size of
+    all of them, 8 bytes."""
     moved: list[torch.Tensor]
-    """The messages, where they arrive."""
+    """What arrives of them: all but the head."""
     work: dist.Work
 
 
@@ -175,37 +176,42 @@ class Ranks:
         if _NOT_FINITE in sizes:
             raise NotFinite from error
 
-    def start(self, frames: memoryview, room: int, error: Exception | None, propagate: bool) -> Sending:
+    def start(self, head: bytes, frames: memoryview, room: int, error: Exception | None, propagate: bool) -> Sending:
         """Begins to send this rank's frames to all ranks, and does not wait.
 
         Args:
+            head: what every rank's stream has before its frames.
             room: number of bytes that travel at once, the same on all ranks. `finish` sends the rest.
             error, propagate: as in `sizes`. `finish` raises.
         """
         size = _said(len(frames), error, propagate)
-        message = bytearray(size.to_bytes(8, "little", signed=True)) + frames[:room]
+        message = bytearray(room + 8)
+        message[: min(len(frames), room)] = frames[:room]
+        message[room:] = size.to_bytes(8, "little", signed=True)
         start = time.perf_counter()
-        mine = torch.frombuffer(message.ljust(8 + room, b"\0"), dtype=torch.uint8).to(self._device)
-        messages = [bytearray(8 + room) for _ in range(self.world)]
-        moved = [torch.frombuffer(one, dtype=torch.uint8).to(self._device) for one in messages]
+        mine = torch.frombuffer(message, dtype=torch.uint8).to(self._device)
+        streams = [bytearray(len(head) + room + 8) for _ in range(self.world)]
+        moved = [_after(len(head), stream).to(self._device) for stream in streams]
         work = dist.all_gather(moved, mine, group=self.group, async_op=True)
         self.profile.communication += time.perf_counter() - start
         self.profile.received += mine.nbytes * (self.world - 1)
-        return Sending(frames, error, room, messages, moved, work)
+        for stream in streams:
+            stream[: len(head)] = head
+        return Sending(frames, error, room, streams, moved, work)
 
     def wait(self, sending: Sending) -> list[int]:
         """Waits for frames, and returns the number that each rank said: of its bytes, or below zero if it
         has none."""
         start = time.perf_counter()
         sending.work.wait()
-        for message, there in zip(sending.messages, sending.moved, strict=True):
+        for stream, there in zip(sending.streams, sending.moved, strict=True):
             if there.device.type != "cpu":
-                torch.frombuffer(message, dtype=torch.uint8).copy_(there)
+                _after(len(stream) - there.nbytes, stream).copy_(there)
         self.profile.communication += time.perf_counter() - start
-        return [int.from_bytes(message[:8], "little", signed=True) for message in sending.messages]
+        return [int.from_bytes(stream[-8:], "little", signed=True) for stream in sending.streams]
 
-    def finish(self, sending: Sending, sizes: list[int], head: bytes) -> list[memoryview]:
-        """Returns the streams of all ranks, each with `head` before its frames. sizes: what `wait` returned.
+    def finish(self, sending: Sending, sizes: list[int]) -> list[memoryview]:
+        """Returns the streams of all ranks. sizes: what `wait` returned.
 
         Raises:
             NotFinite, Exception: as `sizes`.
@@ -214,8 +220,11 @@ class Ranks:
         rest = [max(size - sending.room, 0) for size in sizes]
         self.profile.sent += sizes[self.rank] - rest[self.rank]
         rests = self.gather_frames(b"", sending.frames[sending.room :], rest)
-        messages = zip(sending.messages, sizes, rests, strict=True)
-        return [memoryview(b"".join((head, one[8 : 8 + min(size, sending.room)], more))) for one, size, more in messages]
+        whole = []
+        for stream, size, more in zip(sending.streams, sizes, rests, strict=True):
+            first = memoryview(stream)[: len(stream) - 8 - max(sending.room - size, 0)]
+            whole.append(memoryview(b"".join((first, more))) if more else first)
+        return whole
 
     def greetings(self, mine: bytes) -> list[bytes]:
         """Returns the first message of each rank.
@@ -262,8 +271,10 @@ class Ranks:
         buffers = [bytearray(len(head) + largest) for _ in sizes]
         for buffer in buffers:
             buffer[: len(head)] = head
-        bodies = [torch.frombuffer(buffer, dtype=torch.uint8, offset=len(head)) for buffer in buffers]
-        mine = torch.frombuffer(bytearray(frames).ljust(largest, b"\0"), dtype=torch.uint8)
+        bodies = [_after(len(head), buffer) for buffer in buffers]
+        message = bytearray(largest)
+        message[: len(frames)] = frames
+        mine = torch.frombuffer(message, dtype=torch.uint8)
         start = time.perf_counter()
         moved = [body.to(self._device) for body in bodies]
         dist.all_gather(moved, mine.to(self._device), group=self.group)
@@ -337,6 +348,11 @@ class Ranks:
         self.profile.communication += time.perf_counter() - start
         self.profile.received += mine.nbytes * (self.world - 1)
         return [one.cpu() for one in everyone]
+
+
+def _after(start: int, buffer: bytearray) -> torch.Tensor:
+    """Returns the bytes of a buffer from `start` on, in its memory."""
+    return torch.frombuffer(buffer, dtype=torch.uint8, offset=start)
 
 
 def _said(size: int, error: Exception | None, propagate: bool) -> int:
