@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch_ranks import CODECS, ranks
+
+from gcodec.torch.average import unused
+from gcodec.torch.finite import are_finite
 
 SEEDS, STEPS = 5, 200
 PARAMETERS = 64 * 48 + 48 + 48 * 10 + 10
@@ -158,3 +162,24 @@ def test_states_are_checked(tmp_path: Path) -> None:
 def test_the_whole_is_saved_and_copied(tmp_path: Path, name: str) -> None:
     one, two = ranks(tmp_path / "run", 2, "saved_whole", name, str(tmp_path))
     assert one == two and len(set(one)) == 1, (one, two)
+
+
+def test_unused_gradients_are_found_in_their_bucket() -> None:
+    flat = torch.zeros(16)
+    gradients = {"zero": flat[:4], "late": flat[4:8], "turned": flat[8:14].view(2, 3).t(), "none": flat[14:14]}
+    flat[7], flat[13] = 1.0, -2.0
+    for buffer in (None, flat):
+        assert unused(gradients, buffer) == ["zero", "none"]
+    flat[8] = flat[0] = 0.5
+    assert unused(gradients, flat) == unused(gradients) == ["none"]
+    # The buffer of complex gradients has pairs of real numbers.
+    pairs = torch.view_as_complex(flat.view(-1, 2))
+    assert unused({"complex": pairs[:2], "zero": pairs[1:2]}, flat) == ["zero"]
+
+
+def test_large_sums_of_finite_numbers_are_finite() -> None:
+    tensors = [torch.full((4,), 3e38), torch.ones(2, dtype=torch.bfloat16), torch.tensor([1]), torch.zeros(0)]
+    tensors.append(torch.ones(1, dtype=torch.float64))
+    assert are_finite(tensors) and are_finite([])
+    for wrong in (torch.tensor([1.0, float("nan")]), torch.tensor([float("-inf")], dtype=torch.float16)):
+        assert not are_finite([*tensors, wrong]) and not are_finite([wrong])

@@ -216,13 +216,23 @@ def sparse(name: str) -> str:
     )
 
 
-def unused(gradients: Mapping[str, torch.Tensor]) -> list[str]:
-    """Returns the names of gradients that are zero everywhere."""
+def unused(gradients: Mapping[str, torch.Tensor], flat: torch.Tensor | None = None) -> list[str]:
+    """Returns the names of gradients that are zero everywhere. flat: a buffer on the host that has all of
+    them."""
+    rest = dict(gradients) if flat is None else _with_first_zero(gradients, flat)
     # On the host, the first elements of most gradients say enough.
-    rest = {n: g for n, g in gradients.items() if g.device.type != "cpu" or not g.reshape(-1)[:256].any()}
+    rest = {n: g for n, g in rest.items() if g.device.type != "cpu" or not g.reshape(-1)[:256].any()}
     flags = [gradient.any() for gradient in rest.values()]
     used = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
     return [name for name, is_used in zip(rest, used, strict=True) if not is_used]
+
+
+def _with_first_zero(gradients: Mapping[str, torch.Tensor], flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns all gradients but those whose first element is not zero, which one operation finds."""
+    plain = {name: one for name, one in gradients.items() if one.dtype == flat.dtype and one.numel() > 0}
+    firsts = torch.tensor([one.storage_offset() for one in plain.values()], dtype=torch.int64) - flat.storage_offset()
+    used = {name for name, is_used in zip(plain, flat[firsts].bool().tolist(), strict=True) if is_used}
+    return {name: one for name, one in gradients.items() if name not in used}
 
 
 def _checked(gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

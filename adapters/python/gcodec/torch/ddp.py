@@ -144,7 +144,7 @@ class State:
         held: list[str] = []
         try:
             gradients = self._collected(bucket, buffer)
-            held = unused(gradients) if self._divides else []
+            held = unused(gradients, buffer.view(-1)) if self._divides else []
         except Exception as e:
             # The other ranks wait for this one.
             error = e

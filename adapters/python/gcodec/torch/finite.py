@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 
@@ -14,8 +16,17 @@ class NotFinite(Exception):
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all elements are finite."""
-    if not tensor.is_floating_point():
-        return True
+    return are_finite([tensor])
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all elements of all tensors are finite."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     # A sum is faster than a comparison of each element. It may overflow, though.
-    total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
+    totals: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in floats:
+        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+        totals.setdefault((total.device, total.dtype), []).append(total)
+    if all(torch.isfinite(torch.stack(alike)).all() for alike in totals.values()):
+        return True
+    return all(torch.isfinite(tensor).all() for tensor in floats)

@@ -13,7 +13,7 @@ from gcodec.feedback import Feedback
 from gcodec.limits import Limits
 from gcodec.options import Chosen
 from gcodec.torch.contribution import Contribution
-from gcodec.torch.finite import NotFinite, is_finite
+from gcodec.torch.finite import NotFinite, are_finite
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.ranks import Ranks
 from gcodec.torch.scalecom import ScaleCom
@@ -106,7 +106,7 @@ class IndexSets:
 
     def _check(self, *means: torch.Tensor) -> None:
         """Raises NotFinite if a mean is not finite, and that is to be propagated."""
-        if self._propagate and not all(map(is_finite, means)):
+        if self._propagate and not are_finite(means):
             raise NotFinite
 
     def _by_updates(self, worker: Any, index_set: bytearray, scale: float) -> dict[str, torch.Tensor]:

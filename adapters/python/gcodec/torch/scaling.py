@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gcodec.torch.finite import NotFinite, is_finite
+from gcodec.torch.finite import NotFinite, are_finite
 
 
 def scale_of(scaler: Any) -> float:
@@ -39,7 +39,7 @@ def scaled(
     """
     for name, dtype in dtypes.items():
         means[name] = (means[name] * scale).to(dtype)
-    if propagate and not all(map(is_finite, means.values())):
+    if propagate and not are_finite(means.values()):
         raise NotFinite
     return means
 
