@@ -14,29 +14,32 @@ use crate::tensor::{Dtype, TensorView};
 /// The sum that changes of elements add to the digest of their tensor or shard.
 #[derive(Debug, Clone)]
 pub struct SumChange {
+    /// Whether each element is one unit of 16 bits.
+    is_word: bool,
+    /// Number of elements.
+    elements: u64,
+    /// First unit of the current run, and its number of units.
+    start: u64,
+    len: u64,
+    /// Changes in the current run that are not in the sum yet.
+    count: usize,
+    // What is used for many changes at once is elsewhere, so that the numbers above stay in registers.
+    rest: Box<Rest>,
+}
+
+#[derive(Debug, Clone)]
+struct Rest {
     dtype: Dtype,
     unit: Unit,
     per_element: u64,
     /// Length and first index of each axis, the last axis first. The last axis is counted in units.
     axes: Vec<(u64, u64)>,
-    /// Number of elements.
-    elements: u64,
-    run: Run,
-    /// Changes in the current run that are not in `sum` yet.
-    waiting: Box<[Change; BATCH]>,
-    count: usize,
-    sum: Lanes,
-}
-
-/// Whole rows, or a part of one, whose keys have common factors: all but those of the low 16 bits of the
-/// indices on the last two axes.
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    /// First unit, and number of units.
-    start: u64,
-    len: u64,
+    /// The current run: whole rows, or a part of one, whose keys have common factors: all but those of the
+    /// low 16 bits of the indices on the last two axes.
     grid: Grid,
     factors: Lanes,
+    waiting: [Change; BATCH],
+    sum: Lanes,
 }
 
 /// Changes that are summed at once.
@@ -65,16 +68,23 @@ impl SumChange {
         }
         let per_element = Unit::per_element(dtype);
         axes[0] = (axes[0].0.saturating_mul(per_element), axes[0].1.wrapping_mul(per_element));
+        let unit = Unit::of(dtype);
         Ok(Self {
-            dtype,
-            unit: Unit::of(dtype),
-            per_element,
+            is_word: unit == Unit::Word && per_element == 1,
             elements: elements.ok_or_else(bad)?,
-            axes,
-            run: Run { start: NONE, len: 0, grid: Grid::row(0, 0), factors: [0; LANES] },
-            waiting: Box::new([Change::default(); BATCH]),
+            start: NONE,
+            len: 0,
             count: 0,
-            sum: [0; LANES],
+            rest: Box::new(Rest {
+                dtype,
+                unit,
+                per_element,
+                axes,
+                grid: Grid::row(0, 0),
+                factors: [0; LANES],
+                waiting: [Change::default(); BATCH],
+                sum: [0; LANES],
+            }),
         })
     }
 
@@ -94,7 +104,7 @@ impl SumChange {
     /// As [`Self::add`], for an element that there is.
     #[inline(always)]
     pub(crate) fn add_element(&mut self, element: u64, old: u64, new: u64) {
-        if self.unit == Unit::Word && self.per_element == 1 {
+        if self.is_word {
             self.add_unit(element, i64::from(new as i16) - i64::from(old as i16));
         } else {
             self.add_parts(element, old, new);
@@ -104,13 +114,14 @@ impl SumChange {
     /// As [`Self::add_element`], for every type.
     #[inline(never)]
     fn add_parts(&mut self, element: u64, old: u64, new: u64) {
-        match self.unit {
+        match self.rest.unit {
             Unit::Nibble => self.add_unit(element, (new & 15) as i64 - (old & 15) as i64),
             Unit::Byte => self.add_unit(element, i64::from(new as i8) - i64::from(old as i8)),
             Unit::Word => {
-                for part in 0..self.per_element {
+                let per_element = self.rest.per_element;
+                for part in 0..per_element {
                     let word = |bits: u64| i64::from((bits >> (16 * part)) as i16);
-                    self.add_unit(element * self.per_element + part, word(new) - word(old));
+                    self.add_unit(element * per_element + part, word(new) - word(old));
                 }
             }
         }
@@ -122,25 +133,26 @@ impl SumChange {
     /// [`Error::Input`] if the type or the shape of one is another.
     pub fn add_difference(&mut self, old: TensorView<'_>, new: TensorView<'_>) -> Result<()> {
         let is_own = |view: &TensorView<'_>| {
-            let dims = view.shape().iter().rev().zip(&self.axes).enumerate();
+            let dims = view.shape().iter().rev().zip(&self.rest.axes).enumerate();
             let mut same = dims.map(|(axis, (dim, own))| match axis {
-                0 => dim.saturating_mul(self.per_element) == own.0,
+                0 => dim.saturating_mul(self.rest.per_element) == own.0,
                 _ => *dim == own.0,
             });
-            let is_ranked = view.shape().len().max(1) == self.axes.len();
-            is_ranked && view.dtype() == self.dtype && same.all(|same| same)
+            let is_ranked = view.shape().len().max(1) == self.rest.axes.len();
+            is_ranked && view.dtype() == self.rest.dtype && same.all(|same| same)
         };
         if !is_own(&old) || !is_own(&new) {
             let what = "shapes or element types of two tensors";
             return Err(Error::input(InputErrorKind::Mismatch { what }));
         }
         let (old, new) = (old.data(), new.data());
-        let bytes = match self.unit {
+        let bytes = match self.rest.unit {
             Unit::Word => 2 * TASK,
             _ => TASK,
         };
         let of_task = |(number, (old, new)): (usize, (&[u8], &[u8]))| {
-            let mut change = Self { sum: [0; LANES], count: 0, ..self.clone() };
+            let mut change = self.clone();
+            (change.rest.sum, change.count) = ([0; LANES], 0);
             change.compare(number * TASK, old, new);
             change.total()
         };
@@ -151,13 +163,13 @@ impl SumChange {
                 pairs.map(of_task).reduce(|| [0; LANES], add)
             }
         };
-        self.sum = add(self.sum, total);
+        self.rest.sum = add(self.rest.sum, total);
         Ok(())
     }
 
     /// Adds the differences of units; `first` is the first unit, or byte of nibbles.
     fn compare(&mut self, first: usize, old: &[u8], new: &[u8]) {
-        match self.unit {
+        match self.rest.unit {
             Unit::Word => {
                 let (old, new) = (old.as_chunks::<2>().0, new.as_chunks::<2>().0);
                 let mut masks = [0; 64];
@@ -204,20 +216,35 @@ impl SumChange {
         if change == 0 {
             return;
         }
-        if unit.wrapping_sub(self.run.start) >= self.run.len {
-            self.begin_run(unit);
+        if unit.wrapping_sub(self.start) >= self.len {
+            (self.start, self.len) = self.rest.begin_run(self.count, unit);
+            self.count = 0;
         }
-        self.waiting[self.count % BATCH] = Change { at: (unit - self.run.start) as u32, by: change as i32 };
+        self.rest.waiting[self.count % BATCH] = Change { at: (unit - self.start) as u32, by: change as i32 };
         self.count += 1;
         if self.count == BATCH {
-            self.flush();
+            self.rest.flush(BATCH);
+            self.count = 0;
         }
     }
 
-    /// Makes the run of a unit the current one.
+    fn total(mut self) -> Lanes {
+        self.rest.flush(self.count);
+        self.rest.sum
+    }
+
+    /// Returns the digest of the new elements less that of the old ones.
+    pub fn finish(self) -> SumDigest {
+        SumDigest::from_lanes(self.total())
+    }
+}
+
+impl Rest {
+    /// Adds `count` changes of the current run, and makes the run of a unit the current one. Returns its
+    /// first unit, and its number of units.
     #[inline(never)]
-    fn begin_run(&mut self, unit: u64) {
-        self.flush();
+    fn begin_run(&mut self, count: usize, unit: u64) -> (u64, u64) {
+        self.flush(count);
         let (len, first) = self.axes[0];
         let (row, column) = (unit / len, unit % len);
         // The units of a row that have one factor of the second level.
@@ -246,27 +273,18 @@ impl SumChange {
                 grid = Grid::new(len, index as u16, low as u16);
             }
         }
-        self.run = Run { start, len: units, grid, factors };
+        (self.grid, self.factors) = (grid, factors);
+        (start, units)
     }
 
+    /// Adds the first `count` waiting changes to the sum.
     #[inline(never)]
-    fn flush(&mut self) {
-        let changes = &self.waiting[..self.count];
+    fn flush(&mut self, count: usize) {
+        let changes = &self.waiting[..count];
         if let (Some(columns), false) = (lows(0), changes.is_empty()) {
             let rows = if self.axes.len() > 1 { lows(1) } else { None };
-            let own = changes::sum(widest(), changes, self.run.grid, columns, rows).map(signed);
-            self.sum = add(self.sum, mul(own, self.run.factors));
+            let own = changes::sum(widest(), changes, self.grid, columns, rows).map(signed);
+            self.sum = add(self.sum, mul(own, self.factors));
         }
-        self.count = 0;
-    }
-
-    fn total(mut self) -> Lanes {
-        self.flush();
-        self.sum
-    }
-
-    /// Returns the digest of the new elements less that of the old ones.
-    pub fn finish(self) -> SumDigest {
-        SumDigest::from_lanes(self.total())
     }
 }

@@ -124,7 +124,8 @@ pub(crate) fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
     if are_finite.iter().all(|are| *are) { Ok(sums) } else { Err(tensor.non_finite()) }
 }
 
-/// Returns the same, with feedback in the memory of the residual, which is taken away.
+/// Returns the elements as [`elements`]: with feedback in the memory of the residual, which is taken from the
+/// tensor.
 fn taken_elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
     if tensor.residual_after.is_none() {
         return elements(tensor);
