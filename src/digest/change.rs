@@ -43,7 +43,7 @@ struct Rest {
 }
 
 /// Changes that are summed at once.
-pub(super) const BATCH: usize = 128;
+pub(super) const BATCH: usize = 256;
 const _: () = assert!(BATCH <= changes::MOST);
 
 /// A number of which there is none: more than twice the number of units.
