@@ -166,10 +166,10 @@ impl<'a> Contribution<'a> {
 ///
 /// # Memory
 /// Until the end: the decoded, unexpanded blocks of every sender (12 bytes per element of a top-k update, 9
-/// bits per element of natural compression), or with [`Sum::add_later`] their places. At the end, for what is
-/// summed at a time (all tensors with [`Sum::finish`], some with [`Sum::into_pieces`]): the accumulators (4
-/// bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers); and one expanded update, or
-/// 4 bytes per element of all sparse updates.
+/// bits per element of natural compression), or with [`Sum::add_later`] their places. At the end, the
+/// accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of all
+/// tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of those
+/// that are summed at a time one expanded update, or 4 bytes per element of all sparse updates.
 pub struct Sum<'a> {
     manifest: Arc<Manifest>,
     options: SumOptions,

@@ -81,10 +81,9 @@ impl Compared<'_> {
 /// Folder, inside that of the results, of those whose settings the model had not seen when it was made.
 const UNSEEN: &str = "unseen";
 
-/// Compares, prints, and with `write` replaces the table of the page. `every`: prints each step.
-pub(crate) fn run(folder: &Path, cores: u32, every: bool, write: bool) -> Result<()> {
-    let mut text = String::new();
-    let (mut near, mut all) = (0, 0);
+/// Compares, prints, and with `write` replaces the table of the page. `all_steps`: prints all, near or not.
+pub(crate) fn run(folder: &Path, cores: u32, all_steps: bool, write: bool) -> Result<()> {
+    let (mut text, mut are_near) = (String::new(), true);
     let unseen = folder.join(UNSEEN);
     for (title, folder) in [("", folder), ("\n### Unseen settings\n", &unseen)] {
         if !folder.exists() && !title.is_empty() {
@@ -93,15 +92,14 @@ pub(crate) fn run(folder: &Path, cores: u32, every: bool, write: bool) -> Result
         let results = Results::read(folder)?;
         let compared = compare(&results, cores, Coding::Measured)?;
         let alone = compare(&results, cores, Coding::Alone)?;
-        writeln!(text, "{title}{}", report(&results, &compared, &alone, every)?.trim_end())?;
-        near += within(&compared);
-        all += compared.len();
+        writeln!(text, "{title}{}", report(&results, &compared, &alone, all_steps)?.trim_end())?;
+        are_near &= within(&compared) as f64 >= WANTED * compared.len() as f64 && !compared.is_empty();
     }
     println!("{text}");
     if write {
         page::replace("gcodec-scale check --write", &text)?;
     }
-    match near as f64 >= WANTED * all as f64 && all > 0 {
+    match are_near {
         true => Ok(()),
         false => Err(format!("fewer than {:.0} % of the steps are near the model", 100.0 * WANTED).into()),
     }
@@ -346,7 +344,7 @@ fn report(
     results: &Results,
     compared: &[Compared<'_>],
     alone: &[Compared<'_>],
-    every: bool,
+    all_steps: bool,
 ) -> Result<String> {
     let mut out = String::new();
     let count = |all: &[Compared<'_>], wanted: &dyn Fn(&Compared<'_>) -> bool| -> (usize, usize) {
@@ -388,7 +386,7 @@ fn report(
             )?;
         }
     }
-    if every {
+    if all_steps {
         writeln!(out, "\nEach step:\n")?;
         write_steps(&mut out, compared.iter())?;
     } else if within(compared) < compared.len() {

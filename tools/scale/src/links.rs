@@ -10,16 +10,17 @@ use crate::model::{Backend, Exchange, NEARLY};
 use crate::real::{Results, Row};
 use crate::{Result, check, page, sweep};
 
-/// Recommendations beside the measured exchanges of the same link.
-struct Compared<'r> {
-    /// What is recommended for the latency of the link.
+/// Recommendations beside the measured exchanges of one link.
+struct OnLink<'r> {
+    /// Codec recommended for the latency of the link.
     by_link: &'r Row,
-    /// What is recommended for that of a small message between these processes.
+    /// Codec recommended for the latency of a small message between these processes.
     by_message: &'r Row,
+    /// Fastest codec as measured.
     fastest: &'r Row,
 }
 
-impl Compared<'_> {
+impl OnLink<'_> {
     /// Returns how much longer a codec's step is than the fastest one, as a share.
     fn longer(&self, row: &Row) -> f64 {
         row.seconds / self.fastest.seconds - 1.0
@@ -32,7 +33,7 @@ impl Compared<'_> {
 }
 
 #[derive(Debug, Deserialize)]
-struct Plan {
+struct Answer {
     recommended: Recommended,
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn run(gcodec: &Path, results: &Path, measured: &Path, write: bool) -
         let message = check::message(&results.exchanges, fastest)? / Backend::GLOO.latencies as f64;
         let asked = [fastest.ms / 1e3, message].map(|latency| ask(gcodec, measured, &here, latency));
         let [by_link, by_message] = asked;
-        all.push(Compared { by_link: by_link?, by_message: by_message?, fastest });
+        all.push(OnLink { by_link: by_link?, by_message: by_message?, fastest });
     }
     let text = table(&all)?;
     println!("{text}");
@@ -87,7 +88,7 @@ fn ask<'r>(gcodec: &Path, measured: &Path, here: &[&'r Row], latency: f64) -> Re
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into());
     }
-    let Recommended { codec, exchange } = serde_json::from_slice::<Plan>(&output.stdout)?.recommended;
+    let Recommended { codec, exchange } = serde_json::from_slice::<Answer>(&output.stdout)?.recommended;
     let name = match codec {
         None => check::PLAIN.to_owned(),
         Some(codec) if exchange == Exchange::SharedSet => sweep::short(&codec).replace("topk", "scalecom"),
@@ -96,7 +97,7 @@ fn ask<'r>(gcodec: &Path, measured: &Path, here: &[&'r Row], latency: f64) -> Re
     here.iter().find(|row| row.codec == name).copied().ok_or_else(|| format!("no row of {name}").into())
 }
 
-fn table(compared: &[Compared<'_>]) -> Result<String> {
+fn table(compared: &[OnLink<'_>]) -> Result<String> {
     let by_link = compared.iter().filter(|one| one.is_near(one.by_link)).count();
     let by_message = compared.iter().filter(|one| one.is_near(one.by_message)).count();
     let text = format!(

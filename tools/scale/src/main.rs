@@ -1,5 +1,6 @@
-//! Training steps at scale: the model of `gcodec plan` against real exchanges (`check`), and from 2 to 10,000
-//! workers (`sweep`). Both write their part of `docs/scale.md`.
+//! Training steps at scale: the model of `gcodec plan` against real exchanges (`check`), its recommendations
+//! on their links (`links`), and steps of 2 to 10,000 workers (`sweep`). Each writes its part of
+//! `docs/scale.md`.
 
 mod check;
 mod links;
@@ -29,8 +30,8 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Compares the model with the steps that tools/scale/real/run.py measured; fails if fewer than 90 % are
-    /// within 15 %
+    /// Compares the model with the steps that tools/scale/real/run.py measured, and with those of a folder
+    /// `unseen` beside them; fails if fewer than 90 % of either are within 15 %
     Check {
         /// Folder with real.csv and parts.csv
         #[arg(long, default_value_os_t = folder())]

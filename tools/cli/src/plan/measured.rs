@@ -1,4 +1,4 @@
-//! What measurements of codecs are, and how a plan reads those of an earlier one.
+//! Measurements of codecs, and the reader of those of an earlier plan.
 
 use super::model::{Growth, Parts};
 use crate::fail::{Failure, InFile, Result};
@@ -8,7 +8,7 @@ use gcodec::Codec;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What was measured, and on what. It is the part of a plan's JSON that other plans read.
+/// Measurements of several codecs on the same gradients: the part of a plan's JSON that other plans read.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Measurements {
     pub(super) file: String,
@@ -38,7 +38,7 @@ impl Measurements {
             return Err(Failure::invalid("measurements of no elements"));
         }
         for one in &mut all.measured {
-            let name = printable(one.codec.as_deref().unwrap_or("null"));
+            let name = printable(one.codec.as_deref().unwrap_or("plain gradients"));
             if !one.is_sound() {
                 return Err(Failure::invalid("a size, time or error that none can have").about(name));
             }

@@ -84,8 +84,8 @@ pub(crate) struct Args {
     adapter: Adapter,
     /// Backend of the exchanges between workers: on gloo a message waits for a notice of its receiver, and so
     /// takes two latencies
-    #[arg(long, value_enum, default_value_t = Transport::Nccl)]
-    backend: Transport,
+    #[arg(long, value_enum, default_value_t = BackendName::Nccl)]
+    backend: BackendName,
     /// Number of workers that share the cores of a machine such as this: each codes as many times as long
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     share_cores: u64,
@@ -133,12 +133,12 @@ impl Adapter {
 
 /// Backend of the exchanges between workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Transport {
+enum BackendName {
     Nccl,
     Gloo,
 }
 
-impl Transport {
+impl BackendName {
     fn backend(self) -> Backend {
         match self {
             Self::Nccl => Backend::NCCL,

@@ -40,7 +40,7 @@ pub(crate) struct Groups {
     pub(crate) link: Link,
 }
 
-/// What moves the messages of workers.
+/// Library that carries the messages of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Backend {
     /// Latencies of a message: 2 if it waits for a notice of its receiver.
@@ -75,6 +75,7 @@ pub(crate) struct Fleet {
     /// All-gathers of a few bytes in each exchange of updates: sizes, and whether all workers have decoded
     /// them.
     pub(crate) control: u64,
+    /// Library of the exchanges between workers.
     pub(crate) backend: Backend,
     /// Workers that share the cores of a machine, and so code as many times as long.
     pub(crate) sharing: u64,
