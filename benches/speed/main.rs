@@ -454,6 +454,17 @@ impl Bench {
             let cost = self.best(|| _ = black_box(SumDigest::of_part(view, &shape, &[0, columns / parts])));
             let bytes = len / parts as usize;
             self.row(&format!("sum digest, {name}"), bytes, cost, Against::Hash, None);
+            // A hash needs the bytes of a shard one after the other, so they are copied first.
+            let (row, part) = (2 * columns as usize, 2 * (columns / parts) as usize);
+            let mut together = Vec::with_capacity(bytes);
+            let cost = self.best(|| {
+                together.clear();
+                view.data()
+                    .chunks_exact(row)
+                    .for_each(|row| together.extend_from_slice(&row[part..2 * part]));
+                black_box(blake3::hash(&together));
+            });
+            self.row(&format!("hash, {name}"), bytes, cost, Against::Hash, None);
         }
         for permille in [1, 10, 50] {
             let is_changed = |i: &u64| u64::from(random::word(3, 0, *i)) % 1000 < permille;

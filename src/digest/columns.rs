@@ -127,6 +127,13 @@ impl<'a> Columns<'a> {
                     .for_each(|(row, start)| *row = data[2 * start..][..2 * len].as_chunks().0);
                 sums::words(form, &rows[..count], Keys { plain, limbs: &self.words[groups] }, sums);
             }
+            Unit::Nibble if starts.clone().all(|start| start.is_multiple_of(2)) => {
+                let mut rows: [&[[u8; GROUP / 2]]; ROWS] = [&[]; ROWS];
+                rows.iter_mut()
+                    .zip(starts)
+                    .for_each(|(row, start)| *row = data[start / 2..][..len / 2].as_chunks().0);
+                sums::nibbles(form, &rows[..count], Keys { plain, limbs: &self.bytes[groups] }, sums);
+            }
             unit => {
                 if unit == Unit::Nibble {
                     scratch.resize(count * len, 0);
@@ -170,7 +177,7 @@ fn limbs<const L: usize>(keys: &[[u32; LANES]], base: i64) -> Vec<Limbs<L>> {
                 limbs.iter_mut().zip(digits::<L>(*key, base)).for_each(|(limb, digit)| limb[at] = digit);
             }
         }
-        limbs
+        Limbs(limbs)
     };
     keys.as_chunks().0.iter().map(group).collect()
 }

@@ -160,8 +160,8 @@ impl<'a> Grid<'a> {
         let before = (first.wrapping_neg() % LEVEL).min(len);
         let whole = (len - before) / LEVEL;
         let end = before + whole * LEVEL;
-        // Several whole pieces of a row go together, unless those of several rows do.
-        let long = if whole >= ROWS as u64 { whole } else { 0 };
+        // The whole pieces of a row go together, or those of several rows, if these are more.
+        let long = if whole > self.rows { whole } else { 0 };
         let middle = (0..whole - long).map(|piece| before + piece * LEVEL..before + (piece + 1) * LEVEL);
         let ranges = iter::once(0..before).chain(middle).chain(iter::once(end..len));
         let piece = |range: Range<u64>| {

@@ -13,7 +13,7 @@ use crate::digest::keys::{LANES, Lanes, P, fold, lows};
 pub(super) const FEW: u64 = 32;
 
 /// Units of a row from which on it is long enough for a sum of its own.
-pub(super) const WIDE: usize = 1024;
+pub(super) const WIDE: usize = 256;
 
 /// Keys of the low 16 bits of an index on the axis of rows.
 pub(super) struct Rows {

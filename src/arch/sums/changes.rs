@@ -125,7 +125,7 @@ mod x86 {
             let (first, second) = (grid.keys(&pair[0]), grid.keys(&pair[1]));
             let keys = of_two(columns, first.0, second.0);
             let keys = match ROWS {
-                true => folded_512(_mm512_mul_epu32(keys, of_two(rows, first.1, second.1))),
+                true => reduced_512(_mm512_mul_epu32(keys, of_two(rows, first.1, second.1))),
                 false => keys,
             };
             let by = _mm512_mask_set1_epi32(_mm512_set1_epi32(pair[0].by), 0xff00, pair[1].by);
@@ -150,13 +150,12 @@ mod x86 {
         _mm512_cvtepu32_epi64(_mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), second))
     }
 
-    /// As [`super::folded`].
+    /// As [`reduced`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     #[inline]
-    fn folded_512(x: __m512i) -> __m512i {
+    fn reduced_512(x: __m512i) -> __m512i {
         let prime = _mm512_set1_epi64((1 << 31) - 1);
-        let x = _mm512_add_epi64(_mm512_and_si512(x, prime), _mm512_srli_epi64::<31>(x));
-        _mm512_add_epi64(_mm512_and_si512(x, prime), _mm512_srli_epi64::<31>(x))
+        _mm512_sub_epi64(_mm512_srli_epi64::<31>(x), _mm512_andnot_si512(x, prime))
     }
 
     /// Without `ROWS`, rows have no keys.
@@ -171,7 +170,7 @@ mod x86 {
         for change in changes {
             let (column, row) = grid.keys(change);
             let keys = of(columns, column);
-            let keys = if ROWS { folded(_mm256_mul_epu32(keys, of(rows, row))) } else { keys };
+            let keys = if ROWS { reduced(_mm256_mul_epu32(keys, of(rows, row))) } else { keys };
             sum = _mm256_add_epi64(sum, _mm256_mul_epi32(keys, _mm256_set1_epi32(change.by)));
         }
         let mut lanes = [0; 4];
@@ -188,13 +187,15 @@ mod x86 {
         _mm256_cvtepu32_epi64(unsafe { _mm_loadu_si128(table[number].as_ptr().cast()) })
     }
 
-    /// As [`super::folded`].
+    /// Returns numbers below 2^62, modulo the prime 2^31 - 1, as signed ones of 32 bits.
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn folded(x: __m256i) -> __m256i {
+    fn reduced(x: __m256i) -> __m256i {
+        // 2^31 is 1 modulo the prime, so the sum of the high and the low bits is the number, and is at most
+        // twice the prime. Less the prime, it has a sign and 31 bits; the low bits less the prime are those
+        // that are not set, negative.
         let prime = _mm256_set1_epi64x((1 << 31) - 1);
-        let x = _mm256_add_epi64(_mm256_and_si256(x, prime), _mm256_srli_epi64::<31>(x));
-        _mm256_add_epi64(_mm256_and_si256(x, prime), _mm256_srli_epi64::<31>(x))
+        _mm256_sub_epi64(_mm256_srli_epi64::<31>(x), _mm256_andnot_si256(x, prime))
     }
 }
 

@@ -86,9 +86,9 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::{Pair, Rows};
-    use crate::arch::sums::{BASE, BYTE_BASE};
+    use crate::arch::sums::power;
 
-    /// Pairs of rows whose products fit 32 bits, as in [`crate::arch::sums`].
+    /// Pairs of rows whose products fit 32 bits: 2 x 50 x 2^15 x 645 and 2 x 200 x 2^7 x 2^15 are below 2^31.
     const fn tile<const L: usize>() -> usize {
         if L == 3 { 50 } else { 200 }
     }
@@ -97,11 +97,6 @@ mod x86 {
     /// cache.
     fn tile_of<const L: usize>(len: usize) -> usize {
         if len > 128 { 24 } else { tile::<L>() }
-    }
-
-    /// Power `exponent` of the base of `L` limbs.
-    const fn power<const L: usize>(exponent: usize) -> i64 {
-        (if L == 3 { BASE } else { BYTE_BASE }).pow(exponent as u32)
     }
 
     /// Sums of the columns of a block of `V`, in the order of [`column`].
