@@ -1,5 +1,7 @@
 //! Applies blocks to dense tensors (spec, section 5, "Applying an update").
 
+use std::ops::Range;
+
 use crate::arch::threads::{SHARE, each};
 use crate::block::space::Surroundings;
 use crate::block::values::{Content, Structure, step_all, to_number};
@@ -30,6 +32,51 @@ pub(crate) struct Run {
     /// First value.
     pub(crate) value: usize,
     pub(crate) len: usize,
+}
+
+impl Run {
+    /// Bytes of the elements in those of the tensor: those of two elements have both.
+    fn bytes(&self, dtype: Dtype) -> Range<usize> {
+        let (first, end) = (self.element, self.element + self.len as u64);
+        let byte = |bits: u64| in_memory(bits / 8);
+        let bits = u64::from(dtype.bits());
+        byte(first * bits)..byte((end * bits).next_multiple_of(8))
+    }
+
+    /// Calls `f` with the number of each element that differs in these bytes ([`Self::bytes`]), and its bits.
+    fn for_each_changed(&self, dtype: Dtype, old: &[u8], new: &[u8], mut f: impl FnMut(u64, u64, u64)) {
+        match dtype.bits() {
+            8 => changed::<1>(self.element, old, new, f),
+            16 => changed::<2>(self.element, old, new, f),
+            32 => changed::<4>(self.element, old, new, f),
+            64 => changed::<8>(self.element, old, new, f),
+            _ => {
+                let all = (self.element..).take(self.len);
+                for (at, inside) in all.zip(self.element % 2..) {
+                    let [old, new] =
+                        [old, new].map(|bytes| element::bits_at(dtype, bytes, inside).unwrap_or(0));
+                    if old != new {
+                        f(at, old, new);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Calls `f` with the number of each element of `SIZE` bytes that differs, from `first` on, and its bits.
+fn changed<const SIZE: usize>(first: u64, old: &[u8], new: &[u8], mut f: impl FnMut(u64, u64, u64)) {
+    let pairs = old.as_chunks::<SIZE>().0.iter().zip(new.as_chunks::<SIZE>().0);
+    let bits = |element: &[u8; SIZE]| {
+        let mut bits = [0; 8];
+        bits[..SIZE].copy_from_slice(element);
+        u64::from_le_bytes(bits)
+    };
+    for (at, (old, new)) in (first..).zip(pairs) {
+        if old != new {
+            f(at, bits(old), bits(new));
+        }
+    }
 }
 
 /// Cuts the positions of a support into runs that lie in one tensor each.
@@ -202,8 +249,8 @@ impl Block {
     /// take the changes back.
     ///
     /// # Errors
-    /// As [`Self::apply`]; [`Error::Limit`] if the old bits of all elements of the support, 8 bytes each,
-    /// need too much memory. Positions classed by the base need none.
+    /// As [`Self::apply`]; [`Error::Limit`] if the old elements of the support need too much memory.
+    /// Positions classed by the base need none.
     ///
     /// # Panics
     /// As [`Self::apply`].
@@ -225,22 +272,21 @@ impl Block {
             });
         }
         let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
-        let mut elements = Vec::new();
+        let mut kept = Vec::new();
         for_each_run_in(&self.support, space, sets, &starts, |run| {
-            budget.reserve_bytes((run.len as u64).saturating_mul(8), 0)?;
-            let all = (run.element..).take(run.len);
-            let bits = |at| element::bits_at(space.dtype, targets[run.target].data, at).unwrap_or(0);
-            elements.extend(all.map(bits));
+            let bytes = run.bytes(space.dtype);
+            budget.reserve_bytes(bytes.len() as u64, 0)?;
+            kept.extend_from_slice(&targets[run.target].data[bytes]);
             Ok(())
         })?;
         self.apply(space, sets, budget, targets)?;
+        let mut kept = kept.as_slice();
         for_each_run_in(&self.support, space, sets, &starts, |run| {
-            for (&old, at) in elements[run.value..run.value + run.len].iter().zip(run.element..) {
-                let new = element::bits_at(space.dtype, targets[run.target].data, at).unwrap_or(old);
-                if old != new {
-                    noted(run.target, at, old, new);
-                }
-            }
+            let bytes = run.bytes(space.dtype);
+            let (old, rest) = kept.split_at(bytes.len());
+            kept = rest;
+            let new = &targets[run.target].data[bytes];
+            run.for_each_changed(space.dtype, old, new, |at, old, new| noted(run.target, at, old, new));
             Ok(())
         })
     }
