@@ -1,4 +1,5 @@
-//! Rows of 32 symbols through 32 rANS states at once. In the plain form these functions do nothing, and the
+//! Rows of 32 symbols through 32 rANS states at once, or rows of 4 through those of several segments. In the
+//! plain form these functions do nothing, and the
 //! coder's scalar loops, which give the same states and words, process all rows.
 //!
 //! ```text
@@ -62,6 +63,46 @@ pub(crate) fn encode_rows(
             None
         }
     }
+}
+
+/// Lanes of a narrow segment.
+pub(crate) const NARROW: usize = 4;
+
+/// A narrow segment as the encoder of several sees it.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only the vector forms read it"))]
+pub(crate) struct Narrow<'s, 'm> {
+    /// The rows that are not encoded yet. The last one is encoded first.
+    pub(crate) rows: &'s [[u8; NARROW]],
+    /// For each symbol its frequency times 2^16, and the sum of the frequencies of all smaller symbols.
+    pub(crate) steps: [u32; 256],
+    pub(crate) states: [u32; NARROW],
+    /// Words, in little-endian bytes, are written before `words[free..]`, which must leave room for one row
+    /// more than remains.
+    pub(crate) words: &'m mut [[u8; 2]],
+    pub(crate) free: usize,
+}
+
+/// Most pairs of segments that [`encode_narrow`] takes.
+pub(crate) const PAIRS: usize = 4;
+
+/// Encodes rows of narrow segments in turn, as many of each as the shortest has; none in the plain form. One
+/// segment alone would have to wait for its states.
+pub(crate) fn encode_narrow(form: Form, pairs: &mut [[Narrow<'_, '_>; 2]]) {
+    #[cfg(target_arch = "x86_64")]
+    if let Width::Avx512 | Width::Avx2 = form.0 {
+        // SAFETY: a form exists only if the processor has all features that its functions enable; the wider
+        // one has those of the other.
+        unsafe {
+            match pairs {
+                [a] => avx2::encode_narrow([a]),
+                [a, b] => avx2::encode_narrow([a, b]),
+                [a, b, c] => avx2::encode_narrow([a, b, c]),
+                [a, b, c, d] => avx2::encode_narrow([a, b, c, d]),
+                _ => {}
+            }
+        }
+    }
+    let _ = (form, pairs);
 }
 
 /// Number of symbols that are few.

@@ -1,6 +1,8 @@
 //! Writes coded integers (spec, section 7.1): an array of integers of known length, in whichever coding is
 //! smallest.
 
+use std::borrow::Cow;
+
 use crate::arch::{pages, threads};
 use crate::bits::{PlaneWriter, put_packed, put_varint};
 use crate::codes::count::count;
@@ -86,7 +88,7 @@ pub(crate) struct Scratch {
     pub(crate) signs: Vec<u8>,
     /// Signs of all elements of a tensor.
     pub(crate) matrix: Vec<i8>,
-    words: Vec<rans::Word>,
+    /// For each thread.
     segments: Vec<SegmentMemory>,
 }
 
@@ -203,19 +205,28 @@ fn write_entropy(
     });
     let mut memory = std::mem::take(&mut coder.scratch.segments);
     memory.resize_with(threads::count(), SegmentMemory::default);
+    // Each thread has a segment at a time, or several narrow ones, which are small.
+    let is_narrow = cut.cost / (parts.len() as u64).max(1) < WIDE_COST;
+    let several = if is_narrow { rans::MOST } else { 1 };
     loop {
-        let batch: Vec<SegmentSymbols<'_>> = parts.by_ref().take(memory.len()).collect();
+        let batch: Vec<SegmentSymbols<'_>> = parts.by_ref().take(several * memory.len()).collect();
         if batch.is_empty() {
             break;
         }
         batch.iter().for_each(|part| coder.note(role, &part.counts));
-        threads::each(memory.iter_mut().zip(&batch), |(SegmentMemory { bytes, words }, part)| {
-            bytes.clear();
-            write_segment(bytes, coder, words, part);
+        let shares = batch.chunks(batch.len().div_ceil(memory.len()));
+        threads::each(memory.iter_mut().zip(shares.clone()), |(memory, parts)| {
+            memory.bytes.clear();
+            memory.ends.clear();
+            write_segments(coder, parts, memory);
         });
-        for SegmentMemory { bytes, .. } in &memory[..batch.len()] {
-            put_varint(out, bytes.len() as u64);
-            pages::append(out, bytes);
+        for (SegmentMemory { bytes, ends, .. }, _) in memory.iter().zip(shares) {
+            let mut start = 0;
+            for &end in ends {
+                put_varint(out, (end - start) as u64);
+                pages::append(out, &bytes[start..end]);
+                start = end;
+            }
         }
     }
     coder.scratch.segments = memory;
@@ -231,54 +242,105 @@ struct SegmentSymbols<'a> {
 /// Memory that segments use one after another.
 #[derive(Default)]
 struct SegmentMemory {
+    /// The bytes of segments, and where each of them ends.
     bytes: Vec<u8>,
+    ends: Vec<usize>,
     words: Vec<rans::Word>,
+    /// Words of narrow segments, which are encoded in turn.
+    narrow: [Vec<rans::Word>; rans::MOST],
 }
 
 fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: SegmentSymbols<'_>) {
     coder.note(role, &part.counts);
-    let mut words = std::mem::take(&mut coder.scratch.words);
-    write_segment(out, coder, &mut words, &part);
-    coder.scratch.words = words;
+    let mut memory = std::mem::take(&mut coder.scratch.segments);
+    memory.resize_with(threads::count(), SegmentMemory::default);
+    if let Some(memory) = memory.first_mut() {
+        let own = std::mem::replace(&mut memory.bytes, std::mem::take(out));
+        write_segments(coder, &[part], memory);
+        *out = std::mem::replace(&mut memory.bytes, own);
+        memory.ends.clear();
+    }
+    coder.scratch.segments = memory;
 }
 
-fn write_segment(
-    out: &mut Vec<u8>,
-    coder: &Coder<'_>,
-    words: &mut Vec<rans::Word>,
-    part: &SegmentSymbols<'_>,
-) {
-    let &SegmentSymbols { symbols, values, ref counts } = part;
-    let (shared, cost) = coder.table_for(counts);
-    if coder.dry {
-        let raw = if values.is_some() { bits(tokens::raw_cost(counts)) } else { 0 };
-        let states = bits(16 + (32 << coder.lanes_log(symbols.len(), cost)));
-        let len = cost.saturating_add(raw).saturating_add(states).div_ceil(bits(8));
-        return out.resize(out.len() + in_memory(len), 0);
+/// Appends at most [`rans::MOST`] segments to the bytes of the memory.
+fn write_segments(coder: &Coder<'_>, parts: &[SegmentSymbols<'_>], memory: &mut SegmentMemory) {
+    let SegmentMemory { bytes: out, ends, words, narrow } = memory;
+    let plans: Vec<SegmentPlan<'_>> = parts.iter().map(|part| SegmentPlan::of(coder, part)).collect();
+    let coded: Vec<Option<rans::Part<'_>>> =
+        parts.iter().zip(&plans).map(|(part, plan)| plan.coded(part).filter(|_| !coder.dry)).collect();
+    let together: Vec<rans::Part<'_>> =
+        coded.iter().flatten().filter(|part| part.is_narrow()).copied().collect();
+    let mut together = rans::encode_narrow(&together, narrow).into_iter();
+    for ((part, plan), coded) in parts.iter().zip(&plans).zip(coded) {
+        match coded {
+            None if coder.dry => out.resize(out.len() + plan.expected_len(part), 0),
+            None => {}
+            Some(coded) => {
+                plan.write_table(out);
+                match coded.is_narrow().then(|| together.next()).flatten() {
+                    Some(segment) => segment.write(out),
+                    None => rans::write(out, coded, words),
+                }
+                part.write_raw(out);
+            }
+        }
+        ends.push(out.len());
     }
-    let own;
-    let table = match shared {
-        Some(i) => {
-            put_varint(out, i as u64 + 1);
-            &coder.tables[i]
-        }
-        None => {
-            let Some(table) = Table::from_counts(counts) else { return };
-            put_varint(out, 0);
-            table.write(out);
-            own = table;
-            &own
-        }
-    };
-    let lanes_log = coder.lanes_log(symbols.len(), cost);
-    rans::write(out, symbols, counts, table, lanes_log, words);
-    if let Some(values) = values {
+}
+
+impl SegmentSymbols<'_> {
+    /// Appends the raw bits of tokens.
+    fn write_raw(&self, out: &mut Vec<u8>) {
+        let Some(values) = self.values else { return };
         let mut plane = PlaneWriter::new(out);
-        for (&symbol, &value) in symbols.iter().zip(values) {
+        for (&symbol, &value) in self.symbols.iter().zip(values) {
             let bits = tokens::raw_bits(symbol);
             plane.put(tokens::raw(value, bits), bits);
         }
         plane.finish();
+    }
+}
+
+/// How the symbols of a segment are coded.
+struct SegmentPlan<'a> {
+    /// Number of the shared table, unless the segment has its own.
+    shared: Option<usize>,
+    /// None without symbols.
+    table: Option<Cow<'a, Table>>,
+    lanes_log: u8,
+    cost: Cost,
+}
+
+impl<'a> SegmentPlan<'a> {
+    fn of(coder: &Coder<'a>, part: &SegmentSymbols<'_>) -> Self {
+        let (shared, cost) = coder.table_for(&part.counts);
+        let table = match shared {
+            Some(number) => Some(Cow::Borrowed(&coder.tables[number])),
+            None => Table::from_counts(&part.counts).map(Cow::Owned),
+        };
+        Self { shared, table, lanes_log: coder.lanes_log(part.symbols.len(), cost), cost }
+    }
+
+    /// Returns what the coder of symbols needs.
+    fn coded<'s>(&'s self, part: &'s SegmentSymbols<'_>) -> Option<rans::Part<'s>> {
+        let (table, counts) = (self.table.as_deref()?, &part.counts);
+        Some(rans::Part { symbols: part.symbols, counts, table, lanes_log: self.lanes_log })
+    }
+
+    /// Returns about the number of bytes.
+    fn expected_len(&self, part: &SegmentSymbols<'_>) -> usize {
+        let raw = if part.values.is_some() { bits(tokens::raw_cost(&part.counts)) } else { 0 };
+        let states = bits(16 + (32 << self.lanes_log));
+        in_memory(self.cost.saturating_add(raw).saturating_add(states).div_ceil(bits(8)))
+    }
+
+    /// Appends the number of the shared table, or the table.
+    fn write_table(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.shared.map_or(0, |number| number as u64 + 1));
+        if let (None, Some(table)) = (self.shared, &self.table) {
+            table.write(out);
+        }
     }
 }
 

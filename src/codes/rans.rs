@@ -1,7 +1,7 @@
 //! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit
 //! frequencies (spec, section 7.3).
 
-use crate::arch::rans::{Encoded, FEW, Few, Slots};
+use crate::arch::rans::{Encoded, FEW, Few, NARROW, Narrow, Slots};
 use crate::arch::{self, Form, pages};
 use crate::bits::{Cursor, put_u32, put_varint};
 use crate::codes::table::{Counts, FREQ_BITS, Table};
@@ -38,14 +38,22 @@ pub(super) struct Step {
 }
 
 pub(super) fn steps(table: &Table) -> [Step; 256] {
-    let starts = table.starts();
-    std::array::from_fn(|symbol| match table.freq(symbol as u8) {
-        0 => Step::default(),
-        freq => Step { reciprocal: reciprocal(freq), freq, start: starts[symbol].into() },
-    })
+    entries(table).map(step)
 }
 
-/// Returns the reciprocal of [`Step`], for a frequency above 0.
+/// Returns for each symbol its frequency times 2^16, and its start.
+fn entries(table: &Table) -> [u32; 256] {
+    let starts = table.starts();
+    std::array::from_fn(|symbol| table.freq(symbol as u8) << 16 | u32::from(starts[symbol]))
+}
+
+/// Returns the step of an entry.
+fn step(entry: u32) -> Step {
+    let (freq, start) = (entry >> 16, entry & 0xffff);
+    Step { reciprocal: reciprocal(freq), freq, start }
+}
+
+/// Returns the reciprocal of [`Step`]; 0 for a frequency of 0.
 #[inline]
 fn reciprocal(freq: u32) -> u64 {
     /// Reciprocals of all frequencies: a division takes longer than the step itself.
@@ -61,31 +69,91 @@ fn reciprocal(freq: u32) -> u64 {
     ALL[in_memory(freq.into())]
 }
 
-/// Appends the lanes, words and states of `symbols`. `counts` are their counts; `table` must contain all of
-/// them. `memory` is used again.
-pub(crate) fn write(
-    out: &mut Vec<u8>,
-    symbols: &[u8],
-    counts: &Counts,
-    table: &Table,
-    lanes_log: u8,
-    memory: &mut Vec<Word>,
-) {
+/// A segment to write.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) symbols: &'a [u8],
+    /// Counts of the symbols.
+    pub(crate) counts: &'a Counts,
+    /// Contains all of the symbols.
+    pub(crate) table: &'a Table,
+    pub(crate) lanes_log: u8,
+}
+
+impl Part<'_> {
+    /// Whether [`encode_narrow`] takes it.
+    pub(crate) fn is_narrow(&self) -> bool {
+        1 << self.lanes_log == NARROW && !self.table.is_of_one()
+    }
+}
+
+/// Appends the lanes, words and states of a segment. `memory` is used again.
+pub(crate) fn write(out: &mut Vec<u8>, part: Part<'_>, memory: &mut Vec<Word>) {
+    let Part { symbols, counts, table, lanes_log } = part;
     if table.is_of_one() {
         // Its only symbol changes no state.
-        out.push(lanes_log);
-        put_varint(out, 0);
-        (0..1 << lanes_log).for_each(|_| put_u32(out, INITIAL));
-        return;
+        return finish(out, lanes_log, &[INITIAL; MAX_LANES][..1 << lanes_log], &[]);
     }
-    let steps = steps(table);
-    // Words are filled from the end because they are read in reverse. A row is always stored whole.
-    let words = pages::reused(memory, arch::rans::LANES + most_words(counts, table, symbols.len()));
+    let (steps, words) = (steps(table), room(memory, counts, table, symbols.len()));
     match lanes_log {
         0 => write_lanes::<1>(out, symbols, &steps, words, lanes_log),
-        2 => write_lanes::<4>(out, symbols, &steps, words, lanes_log),
-        _ => write_lanes::<32>(out, symbols, &steps, words, 5),
+        2 => write_lanes::<NARROW>(out, symbols, &steps, words, lanes_log),
+        _ => write_lanes::<MAX_LANES>(out, symbols, &steps, words, lanes_log),
     }
+}
+
+/// The most segments that are encoded in turn.
+pub(crate) const MOST: usize = 2 * arch::rans::PAIRS;
+
+/// States and words of a narrow segment.
+pub(crate) struct EncodedNarrow<'m> {
+    states: [u32; NARROW],
+    words: &'m [Word],
+}
+
+impl EncodedNarrow<'_> {
+    /// Appends the lanes, words and states of the segment.
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        finish(out, NARROW.ilog2() as u8, &self.states, self.words);
+    }
+}
+
+/// Encodes narrow segments, [`MOST`] in turn. `memory`, one for each of them, is used again.
+pub(crate) fn encode_narrow<'m>(parts: &[Part<'_>], memory: &'m mut [Vec<Word>]) -> Vec<EncodedNarrow<'m>> {
+    let mut segments = Vec::with_capacity(parts.len());
+    for (part, memory) in parts.iter().zip(memory) {
+        let words = room(memory, part.counts, part.table, part.symbols.len());
+        let (rows, rest) = part.symbols.as_chunks();
+        let (mut states, mut free, steps) = ([INITIAL; NARROW], words.len(), entries(part.table));
+        for (state, &symbol) in states.iter_mut().zip(rest).rev() {
+            put(state, &step(steps[usize::from(symbol)]), words, &mut free);
+        }
+        segments.push(Narrow { rows, steps, states, words, free });
+    }
+    for segments in segments.chunks_mut(MOST) {
+        arch::rans::encode_narrow(arch::widest(), segments.as_chunks_mut().0);
+    }
+    let end = |Narrow { rows, steps, mut states, words, mut free }: Narrow<'_, 'm>| {
+        if !rows.is_empty() {
+            free = put_rows(rows, &steps.map(step), &mut states, words, free);
+        }
+        EncodedNarrow { states, words: &words[free..] }
+    };
+    segments.into_iter().map(end).collect()
+}
+
+/// Returns memory for the words of `len` symbols. They are filled from the end because they are read in
+/// reverse. A row is always stored whole.
+fn room<'m>(memory: &'m mut Vec<Word>, counts: &Counts, table: &Table, len: usize) -> &'m mut [Word] {
+    pages::reused(memory, MAX_LANES + most_words(counts, table, len))
+}
+
+/// Appends lanes, words and states.
+fn finish(out: &mut Vec<u8>, lanes_log: u8, states: &[u32], words: &[Word]) {
+    out.push(lanes_log);
+    put_varint(out, words.len() as u64);
+    states.iter().for_each(|&state| put_u32(out, state));
+    out.extend_from_slice(words.as_flattened());
 }
 
 /// Returns an upper bound on the words that `len` symbols emit.
@@ -115,11 +183,7 @@ fn write_lanes<const L: usize>(
         Some(free) => free,
         None => put_rows(rows, steps, &mut states, words, free),
     };
-    let words = &words[free..];
-    out.push(lanes_log);
-    put_varint(out, words.len() as u64);
-    states.iter().for_each(|&s| put_u32(out, s));
-    out.extend_from_slice(words.as_flattened());
+    finish(out, lanes_log, &states, &words[free..]);
 }
 
 /// Encodes a symbol into a state. If the state would become too large, its word is first written before
@@ -218,8 +282,6 @@ pub(crate) struct Segment<'a> {
 
 /// The largest number of lanes.
 const MAX_LANES: usize = arch::rans::LANES;
-/// The number of lanes of most segments of few symbols.
-const NARROW: usize = 4;
 
 impl<'a> Segment<'a> {
     /// Reads lanes, states and words; the symbols are decoded by [`Self::fill`].
@@ -464,18 +526,64 @@ mod tests {
         Table::from_counts(&counts).unwrap()
     }
 
-    #[test]
-    fn every_form_gives_the_same_states_and_words() {
-        let word = |i: u64| crate::random::word(1, 2, i);
-        let tables = [
+    fn tables() -> [Table; 6] {
+        [
             table(&[(9, 1)]),
             table(&[(0, 4000), (255, 1)]),
             table(&[(100, 1), (101, 4095), (163, 1)]),
             table(&(30..80).map(|s| (s, 1 << (s % 13))).collect::<Vec<_>>()),
             table(&(0..=255).map(|s| (s, u64::from(s) % 7 + 1)).collect::<Vec<_>>()),
             table(&(0..=220).map(|s| (s, u64::from(s) % 5 + 1)).collect::<Vec<_>>()),
-        ];
-        for (case, table) in tables.iter().enumerate() {
+        ]
+    }
+
+    #[test]
+    fn every_form_gives_the_states_and_words_of_narrow_segments() {
+        let word = |i: u64| crate::random::word(1, 3, i);
+        let tables = tables();
+        for (form, pairs) in arch::forms().flat_map(|form| (1..=arch::rans::PAIRS).map(move |n| (form, n))) {
+            let rows: Vec<Vec<[u8; NARROW]>> = (0..2 * pairs)
+                .map(|number| {
+                    let table = &tables[(number + pairs) % tables.len()];
+                    let present: Vec<u8> = (0..=255).filter(|&s| table.freq(s) > 0).collect();
+                    let symbol = |i: u64| present[word(i) as usize % present.len()];
+                    let len = 200 + word(number as u64) % 100;
+                    (0..len.into())
+                        .map(|row| std::array::from_fn(|lane| symbol(4 * row + lane as u64)))
+                        .collect()
+                })
+                .collect();
+            let mut memory = vec![vec![[0; 2]; NARROW * 301]; 2 * pairs];
+            let mut segments: Vec<Narrow<'_, '_>> = Vec::new();
+            for ((number, rows), words) in rows.iter().enumerate().zip(&mut memory) {
+                let steps = entries(&tables[(number + pairs) % tables.len()]);
+                let (states, free) = ([INITIAL, u32::MAX, word(7).max(INITIAL), 1 << 20], words.len());
+                segments.push(Narrow { rows, steps, states, words, free });
+            }
+            let alone: Vec<_> = segments
+                .iter()
+                .map(|segment| {
+                    let (mut states, mut words) = (segment.states, segment.words.to_vec());
+                    let steps = segment.steps.map(step);
+                    let free = put_rows(segment.rows, &steps, &mut states, &mut words, segment.free);
+                    (states, words[free..].to_vec())
+                })
+                .collect();
+            arch::rans::encode_narrow(form, segments.as_chunks_mut().0);
+            let is_wide = !form.is_plain();
+            assert_eq!(segments.iter().any(|segment| segment.rows.is_empty()), is_wide, "{form:?}");
+            for (segment, alone) in segments.into_iter().zip(alone) {
+                let Narrow { rows, steps, mut states, words, free } = segment;
+                let free = put_rows(rows, &steps.map(step), &mut states, words, free);
+                assert_eq!((states, &words[free..]), (alone.0, &alone.1[..]), "{pairs} pairs, {form:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_form_gives_the_same_states_and_words() {
+        let word = |i: u64| crate::random::word(1, 2, i);
+        for (case, table) in tables().iter().enumerate() {
             let steps = steps(table);
             let present: Vec<u8> = (0..=255).filter(|&s| table.freq(s) > 0).collect();
             let symbol = |i: usize| present[word(i as u64) as usize % present.len()];
@@ -530,7 +638,7 @@ mod tests {
         let counts = count(symbols);
         let table = Table::from_counts(&counts).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, symbols, &counts, &table, lanes_log, &mut Vec::new());
+        write(&mut bytes, Part { symbols, counts: &counts, table: &table, lanes_log }, &mut Vec::new());
         let mut out = vec![0; symbols.len()];
         let mut cursor = Cursor::new(&bytes, 0, "segment");
         read(&mut cursor, slots(&table), &mut out).unwrap();
@@ -560,7 +668,11 @@ mod tests {
                     let (counts, mut bytes) = (crate::codes::count(symbols), Vec::new());
                     let table = Table::from_counts(&counts).unwrap();
                     let lanes_log = if symbols.len() < 256 { 0 } else { lanes_log };
-                    write(&mut bytes, symbols, &counts, &table, lanes_log, &mut Vec::new());
+                    write(
+                        &mut bytes,
+                        Part { symbols, counts: &counts, table: &table, lanes_log },
+                        &mut Vec::new(),
+                    );
                     (table, bytes)
                 });
                 let written: Vec<_> = written.collect();
@@ -600,7 +712,11 @@ mod tests {
         let counts = count(&symbols);
         let table = Table::from_counts(&counts).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, &symbols, &counts, &table, 0, &mut Vec::new());
+        write(
+            &mut bytes,
+            Part { symbols: &symbols, counts: &counts, table: &table, lanes_log: 0 },
+            &mut Vec::new(),
+        );
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);

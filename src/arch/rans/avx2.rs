@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Encoded, LANES, Steps};
+use super::{Encoded, LANES, NARROW, Narrow, Steps};
 
 /// States in a register.
 const GROUP: usize = 8;
@@ -120,6 +120,86 @@ pub(in crate::arch) fn encode(
     }
     store_states(states, x);
     free
+}
+
+/// For each mask of four lanes: the bytes of their low halves in ascending order, at the end of 8 bytes.
+static LAST_HALVES: [[u8; 16]; 16] = {
+    let mut bytes = [[0; 16]; 16];
+    let mut mask = 0;
+    while mask < 16 {
+        let (mut lane, mut at) = (NARROW, 8);
+        while lane > 0 {
+            lane -= 1;
+            if mask >> lane & 1 == 1 {
+                at -= 2;
+                bytes[mask][at] = 4 * lane as u8;
+                bytes[mask][at + 1] = 4 * lane as u8 + 1;
+            }
+        }
+        mask += 1;
+    }
+    bytes
+};
+
+#[target_feature(enable = "avx2,bmi2,popcnt")]
+pub(in crate::arch) fn encode_narrow<const P: usize>(mut pairs: [&mut [Narrow<'_, '_>; 2]; P]) {
+    let count =
+        pairs.iter().flat_map(|pair| pair.iter()).map(|segment| segment.rows.len()).min().unwrap_or(0);
+    let mut x = [_mm256_setzero_si256(); P];
+    for (x, [first, second]) in x.iter_mut().zip(&pairs) {
+        *x = both(&first.states, &second.states);
+    }
+    for back in 1..=count {
+        for (x, pair) in x.iter_mut().zip(&mut pairs) {
+            let mut entries = [0; GROUP];
+            for (entries, segment) in entries.as_chunks_mut::<NARROW>().0.iter_mut().zip(pair.iter()) {
+                let row = &segment.rows[segment.rows.len() - back];
+                for (entry, &symbol) in entries.iter_mut().zip(row) {
+                    *entry = segment.steps[usize::from(symbol)].cast_signed();
+                }
+            }
+            let [a, b, c, d, e, f, g, h] = entries;
+            let entries = _mm256_setr_epi32(a, b, c, d, e, f, g, h);
+            let f = _mm256_srli_epi32::<16>(entries);
+            let s = _mm256_and_si256(entries, _mm256_set1_epi32(0xffff));
+            let fits = _mm256_cmpgt_epi32(f, _mm256_srli_epi32::<20>(*x));
+            let full = usize::from(!mask_of(fits));
+            let masks = [full & 15, full >> 4];
+            let [low, high] = masks.map(|mask| {
+                // SAFETY: an entry has 16 bytes.
+                unsafe { _mm_loadu_si128(LAST_HALVES[mask].as_ptr().cast()) }
+            });
+            let order = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+            let packed = _mm256_shuffle_epi8(*x, order);
+            let packed = [_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed)];
+            for ((segment, packed), mask) in pair.iter_mut().zip(packed).zip(masks) {
+                let window = &mut segment.words[segment.free - NARROW..segment.free];
+                // SAFETY: the slice covers the 8 bytes that are written.
+                unsafe { _mm_storel_epi64(window.as_mut_ptr().cast(), packed) };
+                segment.free -= mask.count_ones() as usize;
+            }
+            *x = push(blend(_mm256_srli_epi32::<16>(*x), *x, fits), f, s);
+        }
+    }
+    for (x, pair) in x.into_iter().zip(pairs) {
+        let states = [_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x)];
+        for (segment, states) in pair.iter_mut().zip(states) {
+            // SAFETY: four states have 16 bytes.
+            unsafe { _mm_storeu_si128(segment.states.as_mut_ptr().cast(), states) };
+            segment.rows = &segment.rows[..segment.rows.len() - count];
+        }
+    }
+}
+
+/// The states of two segments.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn both(first: &[u32; NARROW], second: &[u32; NARROW]) -> __m256i {
+    let load = |states: &[u32; NARROW]| {
+        // SAFETY: four states have 16 bytes.
+        unsafe { _mm_loadu_si128(states.as_ptr().cast()) }
+    };
+    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(load(first)), load(second))
 }
 
 /// Encodes a symbol into each state; x < f * 2^20.

@@ -10,7 +10,8 @@ fn segment(symbols: &[u8], lanes_log: u8) -> Vec<u8> {
     let table = Table::from_counts(&counts).unwrap();
     let mut out = vec![0];
     table.write(&mut out);
-    rans::write(&mut out, symbols, &counts, &table, lanes_log, &mut Vec::new());
+    let part = rans::Part { symbols, counts: &counts, table: &table, lanes_log };
+    rans::write(&mut out, part, &mut Vec::new());
     out
 }
 
