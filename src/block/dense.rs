@@ -67,14 +67,9 @@ impl Run {
 /// Calls `f` with the number of each element of `SIZE` bytes that differs, from `first` on, and its bits.
 fn changed<const SIZE: usize>(first: u64, old: &[u8], new: &[u8], mut f: impl FnMut(u64, u64, u64)) {
     let pairs = old.as_chunks::<SIZE>().0.iter().zip(new.as_chunks::<SIZE>().0);
-    let bits = |element: &[u8; SIZE]| {
-        let mut bits = [0; 8];
-        bits[..SIZE].copy_from_slice(element);
-        u64::from_le_bytes(bits)
-    };
     for (at, (old, new)) in (first..).zip(pairs) {
         if old != new {
-            f(at, bits(old), bits(new));
+            f(at, element::bits_of(old), element::bits_of(new));
         }
     }
 }

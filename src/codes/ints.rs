@@ -252,15 +252,12 @@ struct SegmentMemory {
 
 fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: SegmentSymbols<'_>) {
     coder.note(role, &part.counts);
-    let mut memory = std::mem::take(&mut coder.scratch.segments);
-    memory.resize_with(threads::count(), SegmentMemory::default);
-    if let Some(memory) = memory.first_mut() {
-        let own = std::mem::replace(&mut memory.bytes, std::mem::take(out));
-        write_segments(coder, &[part], memory);
-        *out = std::mem::replace(&mut memory.bytes, own);
-        memory.ends.clear();
-    }
-    coder.scratch.segments = memory;
+    let mut memory = coder.scratch.segments.pop().unwrap_or_default();
+    let own = std::mem::replace(&mut memory.bytes, std::mem::take(out));
+    write_segments(coder, &[part], &mut memory);
+    *out = std::mem::replace(&mut memory.bytes, own);
+    memory.ends.clear();
+    coder.scratch.segments.push(memory);
 }
 
 /// Appends at most [`rans::MOST`] segments to the bytes of the memory.

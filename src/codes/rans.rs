@@ -1,6 +1,8 @@
 //! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit
 //! frequencies (spec, section 7.3).
 
+use std::slice;
+
 use crate::arch::rans::{Encoded, FEW, Few, NARROW, Narrow, Slots};
 use crate::arch::{self, Form, pages};
 use crate::bits::{Cursor, put_u32, put_varint};
@@ -94,15 +96,18 @@ pub(crate) fn write(out: &mut Vec<u8>, part: Part<'_>, memory: &mut Vec<Word>) {
         // Its only symbol changes no state.
         return finish(out, lanes_log, &[INITIAL; MAX_LANES][..1 << lanes_log], &[]);
     }
+    if part.is_narrow() {
+        let encoded = encode_narrow(&[part], slice::from_mut(memory));
+        return encoded.iter().for_each(|segment| segment.write(out));
+    }
     let (steps, words) = (steps(table), room(memory, counts, table, symbols.len()));
     match lanes_log {
         0 => write_lanes::<1>(out, symbols, &steps, words, lanes_log),
-        2 => write_lanes::<NARROW>(out, symbols, &steps, words, lanes_log),
         _ => write_lanes::<MAX_LANES>(out, symbols, &steps, words, lanes_log),
     }
 }
 
-/// The most segments that are encoded in turn.
+/// The most narrow segments that are encoded in turn.
 pub(crate) const MOST: usize = 2 * arch::rans::PAIRS;
 
 /// States and words of a narrow segment.

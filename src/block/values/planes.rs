@@ -11,6 +11,7 @@ use crate::codes::{Coder, Decoder, Entropy, PIECE, Role, SymbolPlan, SymbolReade
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
+use crate::tensor::element::bits_of;
 
 /// The elements' own bits, byte plane by byte plane, entropy coded.
 #[derive(Debug, Clone, PartialEq)]
@@ -325,9 +326,7 @@ impl<const SIZE: usize> Kernel for SplitPlane<'_, SIZE> {
     fn call(self) {
         let Self { layout, elements, significance, plane } = self;
         for (symbol, element) in plane.iter_mut().zip(elements) {
-            let mut bytes = [0; 8];
-            bytes[..SIZE].copy_from_slice(element);
-            *symbol = (layout.rotated(u64::from_le_bytes(bytes)) >> (8 * significance)) as u8;
+            *symbol = (layout.rotated(bits_of(element)) >> (8 * significance)) as u8;
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::codes::{
 use crate::error::{Error, Result};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
-use crate::tensor::element::{Ranks, bits_at, set_bits_at};
+use crate::tensor::element::{Ranks, bits_at, bits_of, set_bits_at};
 
 /// The difference to a base tensor in units of the last place.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,9 +106,7 @@ impl<const SIZE: usize> Kernel for StepAll<'_, SIZE> {
     #[inline(always)]
     fn call(self) {
         for (element, &diff) in self.elements.iter_mut().zip(self.diffs) {
-            let mut word = [0; 8];
-            word[..SIZE].copy_from_slice(element);
-            let new = self.ranks.step(u64::from_le_bytes(word), diff);
+            let new = self.ranks.step(bits_of(element), diff);
             element.copy_from_slice(&new.to_le_bytes()[..SIZE]);
         }
     }

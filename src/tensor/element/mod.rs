@@ -183,6 +183,14 @@ pub fn bits_at(dtype: Dtype, data: &[u8], index: u64) -> Option<u64> {
     Some(u64::from_le_bytes(word))
 }
 
+/// Returns the bit pattern of an element of `SIZE` bytes, at most 8.
+#[inline(always)]
+pub(crate) fn bits_of<const SIZE: usize>(element: &[u8; SIZE]) -> u64 {
+    let mut bits = [0; 8];
+    bits[..SIZE].copy_from_slice(element);
+    u64::from_le_bytes(bits)
+}
+
 /// Sets the bit pattern of element `index` to the low bits of `bits`; `None` past the end.
 pub fn set_bits_at(dtype: Dtype, data: &mut [u8], index: u64, bits: u64) -> Option<()> {
     if dtype.bits() == 4 {

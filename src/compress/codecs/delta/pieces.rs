@@ -8,7 +8,7 @@ use crate::digest::SumChange;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{TensorInfo, sample};
 use crate::limits::in_memory;
-use crate::tensor::element::{Ranks, bits_at};
+use crate::tensor::element::{Ranks, bits_at, bits_of};
 use crate::tensor::{Dtype, TensorView};
 
 /// Most elements of a tensor in one block, so that several threads write and read a large tensor. A multiple
@@ -209,7 +209,7 @@ impl Step<'_> {
     pub(super) fn diff_of<const SIZE: usize>(&self) -> impl Fn(usize) -> i64 {
         let ranks = Ranks::new(self.dtype);
         let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
-        move |at| ranks.diff(word(&base[at]), word(&new[at]))
+        move |at| ranks.diff(bits_of(&base[at]), bits_of(&new[at]))
     }
 
     /// As [`Step::diff_of`], and notes the changes as [`Step::note`] does.
@@ -218,7 +218,7 @@ impl Step<'_> {
         let (ranks, first) = (Ranks::new(self.dtype), self.first);
         let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
         move |at| {
-            let (old, new) = (word(&base[at]), word(&new[at]));
+            let (old, new) = (bits_of(&base[at]), bits_of(&new[at]));
             sum.add_element(first + at as u64, old, new);
             ranks.diff(old, new)
         }
@@ -239,16 +239,8 @@ impl<const SIZE: usize> Kernel for AppendDiffs<'_, SIZE> {
     #[inline(always)]
     fn call(self) {
         let Self { ranks, new, base, diffs } = self;
-        diffs.extend(new.iter().zip(base).map(|(new, base)| ranks.diff(word(base), word(new))));
+        diffs.extend(new.iter().zip(base).map(|(new, base)| ranks.diff(bits_of(base), bits_of(new))));
     }
-}
-
-/// The bits of an element of whole bytes.
-#[inline(always)]
-fn word<const SIZE: usize>(element: &[u8; SIZE]) -> u64 {
-    let mut word = [0; 8];
-    word[..SIZE].copy_from_slice(element);
-    u64::from_le_bytes(word)
 }
 
 fn differ<const SIZE: usize>(new: &[u8], base: &[u8], flags: &mut [u8]) {
