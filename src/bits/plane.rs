@@ -252,6 +252,30 @@ impl<'a> PlaneWriter<'a> {
         }
     }
 
+    /// Appends the `width` <= 64 low bits of each value, without its other bits.
+    pub(crate) fn put_all(&mut self, values: &[u64], width: u32) {
+        match width {
+            0 => {}
+            1..=8 => self.put_joined::<8>(values, width),
+            9..=16 => self.put_joined::<4>(values, width),
+            17..=32 => self.put_joined::<2>(values, width),
+            _ => self.put_joined::<1>(values, width),
+        }
+    }
+
+    /// As [`Self::put_all`], for `N * width` <= 64: joins `N` values, so that only every `N`th waits for the
+    /// one before.
+    fn put_joined<const N: usize>(&mut self, values: &[u64], width: u32) {
+        let mut words = [0; 64];
+        let (rows, rest) = values.as_chunks::<N>();
+        for rows in rows.chunks(words.len()) {
+            let words = &mut words[..rows.len()];
+            arch::run(Join { rows, width, words });
+            words.iter().for_each(|&word| self.put(word, N as u32 * width));
+        }
+        rest.iter().for_each(|value| self.put(value & low_bits(width), width));
+    }
+
     /// Appends `zeros` zero bits and a one.
     #[inline]
     pub(crate) fn put_unary(&mut self, mut zeros: u64) {
@@ -262,10 +286,52 @@ impl<'a> PlaneWriter<'a> {
         self.put(1 << zeros, zeros as u32 + 1);
     }
 
+    /// Appends each value shifted right, as [`Self::put_unary`] does.
+    pub(crate) fn put_all_unary(&mut self, values: &[u64], shift: u32) {
+        let (fours, rest) = values.as_chunks::<4>();
+        for four in fours {
+            let zeros = four.map(|value| value >> shift);
+            if zeros.iter().fold(0, |all, zeros| all | zeros) < 16 {
+                // At most 64 bits: only every fourth value waits for the one before.
+                let [a, b, c, d] = zeros;
+                let ends = [a, a + b + 1, a + b + c + 2, a + b + c + d + 3];
+                self.put(ends.iter().fold(0, |all, end| all | 1 << end), ends[3] as u32 + 1);
+            } else {
+                zeros.iter().for_each(|&zeros| self.put_unary(zeros));
+            }
+        }
+        rest.iter().for_each(|value| self.put_unary(value >> shift));
+    }
+
     /// Pads to a whole byte.
     pub(crate) fn finish(self) {
         let bytes = in_memory(self.filled.div_ceil(8).into());
         self.out.extend_from_slice(&self.word.to_le_bytes()[..bytes]);
+    }
+}
+
+/// The `width` lowest bits, from 1 to 64.
+fn low_bits(width: u32) -> u64 {
+    u64::MAX >> (64 - width)
+}
+
+/// Joins the low bits of the numbers of each row, the first in the lowest.
+struct Join<'a, const N: usize> {
+    rows: &'a [[u64; N]],
+    width: u32,
+    words: &'a mut [u64],
+}
+
+impl<const N: usize> Kernel for Join<'_, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { rows, width, words } = self;
+        for (row, word) in rows.iter().zip(words) {
+            let places = (0..).map(|place| place * width);
+            *word = row.iter().zip(places).fold(0, |all, (value, at)| all | (value & low_bits(width)) << at);
+        }
     }
 }
 
@@ -351,14 +417,33 @@ mod tests {
             let mut writer = PlaneWriter::new(&mut bytes);
             writer.put(1, 1);
             fields.iter().for_each(|&f| writer.put(f, width));
+            // Bits above the width are left out.
+            writer.put_all(&fields.iter().map(|&f| f | !mask).collect::<Vec<_>>(), width);
             writer.put_unary(u64::from(width) * 3);
             writer.finish();
             let mut reader = PlaneReader::new(&bytes, 0);
             assert_eq!(reader.get(1), 1);
-            fields.iter().for_each(|&f| assert_eq!(reader.get(width), f));
+            fields.iter().chain(&fields).for_each(|&f| assert_eq!(reader.get(width), f));
             (0..width * 3).for_each(|_| assert_eq!(reader.get(1), 0));
             assert_eq!(reader.get(1), 1);
             reader.finish("t").unwrap();
+        }
+    }
+
+    #[test]
+    fn unary_codes_of_many_are_those_of_each() {
+        let word = |i: u64| u64::from(crate::random::word(5, 0, i));
+        for (len, most) in [(0, 1), (3, 9), (400, 3), (401, 17), (402, 18), (403, 90)] {
+            let values: Vec<u64> = (0..len).map(|i| 8 * (word(i) % most) + word(i) % 8).collect();
+            let write = |f: &dyn Fn(&mut PlaneWriter<'_>)| {
+                let mut bytes = Vec::new();
+                let mut writer = PlaneWriter::new(&mut bytes);
+                f(&mut writer);
+                writer.finish();
+                bytes
+            };
+            let each = write(&|writer| values.iter().for_each(|value| writer.put_unary(value >> 3)));
+            assert_eq!(write(&|writer| writer.put_all_unary(&values, 3)), each, "{len} below {most}");
         }
     }
 

@@ -33,11 +33,11 @@ pub(crate) fn best_parameter(gaps: &[u64]) -> (u8, u128) {
 pub(crate) fn write_run(out: &mut Vec<u8>, gaps: &[u64], k: u8) {
     if k > 0 {
         let mut low = PlaneWriter::new(out);
-        gaps.iter().for_each(|&g| low.put(g & ((1 << k) - 1), k.into()));
+        low.put_all(gaps, k.into());
         low.finish();
     }
     let mut high = PlaneWriter::new(out);
-    gaps.iter().for_each(|&g| high.put_unary(g >> k));
+    high.put_all_unary(gaps, k.into());
     high.finish();
 }
 
