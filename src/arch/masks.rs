@@ -78,6 +78,30 @@ fn unequal_word(a: &[[u8; 2]], b: &[[u8; 2]]) -> u64 {
     a.iter().zip(b).zip(0..).fold(0, |word, ((a, b), place)| word | u64::from(a != b) << place)
 }
 
+/// Room for the numbers of all bits of 64 rows, and for the last store of a wide form.
+pub(crate) type Places = [u16; 64 * 64 + 32];
+
+/// Writes the numbers of the ones in rows of 64 bits to `out`, in ascending order, and returns them.
+pub(crate) fn places<'o>(form: Form, rows: &[u64; 64], out: &'o mut Places) -> &'o [u16] {
+    let mut count = 0;
+    match form.0 {
+        // SAFETY: the form exists only if the processor has these instructions.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx512 => count = unsafe { x86::places(rows, out) },
+        _ => {
+            for (row, &mask) in rows.iter().enumerate() {
+                let mut rest = mask;
+                while rest != 0 {
+                    out[count] = (64 * row) as u16 + rest.trailing_zeros() as u16;
+                    count += 1;
+                    rest &= rest - 1;
+                }
+            }
+        }
+    }
+    &out[..count]
+}
+
 /// Rows of 64 bits with an order of all ones.
 #[derive(Clone)]
 pub(crate) struct Rows {
@@ -207,6 +231,34 @@ mod x86 {
         }
     }
 
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
+    pub(super) fn places(rows: &[u64; 64], out: &mut super::Places) -> usize {
+        let mut used = 0u64;
+        for (eight, at) in rows.as_chunks::<8>().0.iter().zip((0..).step_by(8)) {
+            // SAFETY: eight rows have 64 bytes.
+            let eight = unsafe { _mm512_loadu_si512(eight.as_ptr().cast()) };
+            used |= u64::from(_mm512_test_epi64_mask(eight, eight)) << at;
+        }
+        let numbers: [u16; 32] = std::array::from_fn(|number| number as u16);
+        // SAFETY: 32 numbers have 64 bytes.
+        let numbers = unsafe { _mm512_loadu_si512(numbers.as_ptr().cast()) };
+        let mut count = 0;
+        while used != 0 {
+            let row = used.trailing_zeros() as usize % 64;
+            used &= used - 1;
+            for half in [0, 32] {
+                let mask = (rows[row] >> half) as u32;
+                let first = _mm512_set1_epi16((64 * row + half) as i16);
+                let ones = _mm512_maskz_compress_epi16(mask, _mm512_add_epi16(numbers, first));
+                let window = &mut out[count..count + 32];
+                // SAFETY: the slice covers the 64 bytes that are written.
+                unsafe { _mm512_storeu_si512(window.as_mut_ptr().cast(), ones) };
+                count += mask.count_ones() as usize;
+            }
+        }
+        count
+    }
+
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) fn ternary_avx512(ones: u64, minus_ones: u64, out: &mut [i8; 64]) {
         // A mask becomes bytes of -1.
@@ -275,6 +327,22 @@ mod tests {
                 let found = select(form, &rows, &ranks, 1000, end, &mut out);
                 assert_eq!(out[..found], expected, "{form:?} {density}");
                 assert_eq!(select(form, &rows, &ranks, 1000, end, &mut out[..1]), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn every_form_lists_ones() {
+        for density in [0, 1, 2, 3, 30, 700] {
+            let is_one =
+                |at: u64| density > 0 && crate::random::word(2, density, at).is_multiple_of(density as u32);
+            let rows = std::array::from_fn(|row| {
+                (0..64).fold(0, |mask, bit| mask | u64::from(is_one(64 * row as u64 + bit)) << bit)
+            });
+            let expected: Vec<u16> = (0..4096u16).filter(|&at| is_one(at.into())).collect();
+            for form in forms() {
+                let mut out = [7; 64 * 64 + 32];
+                assert_eq!(places(form, &rows, &mut out), expected, "{form:?} {density}");
             }
         }
     }

@@ -38,7 +38,7 @@ pub use space::{IndexSpace, Lens, Sets, Shapes, SharedSet};
 pub use support::{
     BaseElements, Based, Chunked, Positions, Rows, Seeded, Set, SetId, Sparse, Support, SupportId,
 };
-pub(crate) use support::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
+pub(crate) use support::{ROWS, Ranker, STEP, Selector, fill_keys, steps};
 pub use values::{
     Affine, Codebook, Constant, Dct, Floats, Latent, LevelList, Levels, LowRank, Minifloat, Planes, Pow2,
     Sign, Ulp, Values, ValuesId,

@@ -9,6 +9,7 @@ use crate::digest::grid::Unit;
 use crate::digest::keys::{LANES, LEVEL, Lanes, add, high, key, lows, mul, signed};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
+use crate::tensor::element::bits_at;
 use crate::tensor::{Dtype, TensorView};
 
 /// The sum that changes of elements add to the digest of their tensor or shard.
@@ -111,6 +112,38 @@ impl SumChange {
         }
     }
 
+    /// Adds the changes of the elements of these numbers, ascending and counted from `first` on, between
+    /// `old` and `new`.
+    pub(crate) fn add_elements(&mut self, first: u64, numbers: &[u16], old: &[u8], new: &[u8]) {
+        if self.is_word {
+            return self.add_words(first, numbers, old.as_chunks().0, new.as_chunks().0);
+        }
+        let dtype = self.rest.dtype;
+        let bits = |data, at: u16| bits_at(dtype, data, at.into()).unwrap_or(0);
+        numbers.iter().for_each(|&at| self.add_element(first + u64::from(at), bits(old, at), bits(new, at)));
+    }
+
+    /// Adds the changes of the units of 16 bits of these numbers, ascending and counted from `first` on.
+    fn add_words(&mut self, first: u64, numbers: &[u16], old: &[[u8; 2]], new: &[[u8; 2]]) {
+        let mut rest = numbers;
+        while let Some(&at) = rest.first() {
+            self.enter_run(first + u64::from(at));
+            let is_inside = |at: &u16| (first + u64::from(*at)).wrapping_sub(self.start) < self.len;
+            let inside = match rest.last().is_some_and(is_inside) {
+                true => rest.len(),
+                false => rest.partition_point(is_inside),
+            };
+            let taken = rest.split_off(..inside.min(BATCH - self.count)).unwrap_or_default();
+            let (changes, start) = (&mut self.rest.waiting[self.count..], first.wrapping_sub(self.start));
+            for (change, &at) in changes.iter_mut().zip(taken) {
+                let [old, new] =
+                    [old, new].map(|units| i32::from(i16::from_le_bytes(units[usize::from(at)])));
+                *change = Change { at: start.wrapping_add(at.into()) as u32, by: new - old };
+            }
+            self.count_waiting(taken.len());
+        }
+    }
+
     /// As [`Self::add_element`], for every type.
     #[inline(never)]
     fn add_parts(&mut self, element: u64, old: u64, new: u64) {
@@ -172,22 +205,15 @@ impl SumChange {
         match self.rest.unit {
             Unit::Word => {
                 let (old, new) = (old.as_chunks::<2>().0, new.as_chunks::<2>().0);
-                let mut masks = [0; 64];
+                let mut places = [0; _];
                 for (number, (old, new)) in old.chunks(4096).zip(new.chunks(4096)).enumerate() {
                     if old == new {
                         continue;
                     }
-                    let masks = &mut masks[..old.len().div_ceil(64)];
-                    masks::unequal(widest(), old, new, masks);
-                    for (row, mask) in masks.iter_mut().enumerate() {
-                        while *mask != 0 {
-                            let at = 64 * row + in_memory(mask.trailing_zeros().into());
-                            *mask &= *mask - 1;
-                            let [old, new] =
-                                [old[at], new[at]].map(|word| i64::from(i16::from_le_bytes(word)));
-                            self.add_unit((first + 4096 * number + at) as u64, new - old);
-                        }
-                    }
+                    let mut rows = [0; 64];
+                    masks::unequal(widest(), old, new, &mut rows[..old.len().div_ceil(64)]);
+                    let changed = masks::places(widest(), &rows, &mut places);
+                    self.add_words((first + 4096 * number) as u64, changed, old, new);
                 }
             }
             unit => {
@@ -216,12 +242,24 @@ impl SumChange {
         if change == 0 {
             return;
         }
+        self.enter_run(unit);
+        self.rest.waiting[self.count % BATCH] = Change { at: (unit - self.start) as u32, by: change as i32 };
+        self.count_waiting(1);
+    }
+
+    /// Makes the run of a unit the current one.
+    #[inline(always)]
+    fn enter_run(&mut self, unit: u64) {
         if unit.wrapping_sub(self.start) >= self.len {
             (self.start, self.len) = self.rest.begin_run(self.count, unit);
             self.count = 0;
         }
-        self.rest.waiting[self.count % BATCH] = Change { at: (unit - self.start) as u32, by: change as i32 };
-        self.count += 1;
+    }
+
+    /// Counts changes that now wait: at most as many as there was room for.
+    #[inline(always)]
+    fn count_waiting(&mut self, added: usize) {
+        self.count += added;
         if self.count == BATCH {
             self.rest.flush(BATCH);
             self.count = 0;

@@ -14,7 +14,7 @@ mod sparse;
 
 pub use chunked::Chunked;
 pub use classed::{BaseElements, Based};
-pub(crate) use classed::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
+pub(crate) use classed::{ROWS, Ranker, STEP, Selector, fill_keys, steps};
 pub use rows::Rows;
 pub use seeded::Seeded;
 pub use set::{Set, SetId};
@@ -24,6 +24,7 @@ use all::All;
 pub(crate) use kind::Validated;
 use kind::{Facts, Kind};
 
+use crate::arch::{self, Kernel};
 use crate::bits::Cursor;
 use crate::block::Sets;
 use crate::block::space::Surroundings;
@@ -265,7 +266,20 @@ impl std::fmt::Display for SupportId {
 
 /// Whether positions are strictly ascending and below `n`.
 fn is_ascending(positions: &[u64], n: u64) -> bool {
-    positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|&last| last < n)
+    arch::run(Ascending(positions)) && positions.last().is_none_or(|&last| last < n)
+}
+
+/// Whether each number is above the one before.
+struct Ascending<'a>(&'a [u64]);
+
+impl Kernel for Ascending<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn call(self) -> bool {
+        // Without an early end, so that it takes vector instructions.
+        self.0.array_windows().fold(true, |all, [before, after]| all & (before < after))
+    }
 }
 
 #[cfg(test)]

@@ -358,16 +358,15 @@ impl Ranker {
         }
     }
 
-    /// Adds the next elements of the base, at most [`STEP`]. `changed` has a bit for each that changes, and
-    /// `value` returns the value of each of them, in their order, by its number. `ahead`: what the next call
-    /// reads.
+    /// Adds the next elements of the base, at most [`STEP`]. `changed`: the numbers of those that change, in
+    /// ascending order; `values`: a value of each of them; `ahead`: what the next call reads.
     pub(crate) fn add(
         &mut self,
         base: &[u8],
         len: usize,
-        changed: &[u64; ROWS],
+        changed: &[u16],
+        values: &[i64],
         ahead: [&[u8]; 2],
-        value: impl FnMut(usize) -> i64,
     ) {
         fill_keys(self.dtype, base, 0, &mut self.keys.as_flattened_mut()[..len]);
         let classes = self.rows.iter_mut().zip(&mut self.ranked).zip(self.based.ranges());
@@ -380,7 +379,7 @@ impl Ranker {
             ranked.end += find_rows(&self.keys, len, range, rows);
         }
         let Self { keys, class_of, rows, ranked, .. } = self;
-        arch::run(Rank { keys, changed, value, class_of, rows, ranked });
+        arch::run(Rank { keys, changed, values, class_of, rows, ranked });
     }
 
     /// Returns the positions by class, and the values in their order.
@@ -396,33 +395,29 @@ impl Ranker {
 }
 
 /// Finds the ranks of the changed elements of one step.
-struct Rank<'a, F> {
+struct Rank<'a> {
     keys: &'a StepKeys,
-    changed: &'a [u64; ROWS],
-    value: F,
+    changed: &'a [u16],
+    values: &'a [i64],
     class_of: &'a [u8; 256],
     rows: &'a [Rows],
     ranked: &'a mut [Ranked],
 }
 
-impl<F: FnMut(usize) -> i64> Kernel for Rank<'_, F> {
+impl Kernel for Rank<'_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { keys, changed, mut value, class_of, rows, ranked } = self;
-        for (row, (keys, &changed)) in keys.iter().zip(changed).enumerate() {
-            let mut rest = changed;
-            while rest != 0 {
-                let bit = rest.trailing_zeros();
-                let class = usize::from(class_of[usize::from(keys[in_memory(bit.into()) % 64])]);
-                let (rows, ranked) = (&rows[class], &mut ranked[class]);
-                let below = rows.masks[row] & ((1 << bit) - 1);
-                let inside = u64::from(rows.before[row]) + u64::from(below.count_ones());
-                ranked.ranks.push(ranked.passed + inside);
-                ranked.values.push(value(64 * row + in_memory(bit.into())));
-                rest &= rest - 1;
-            }
+        let Self { keys, changed, values, class_of, rows, ranked } = self;
+        for (&at, &value) in changed.iter().zip(values) {
+            let (row, bit) = (usize::from(at) / 64 % ROWS, usize::from(at) % 64);
+            let class = usize::from(class_of[usize::from(keys[row][bit])]);
+            let (rows, ranked) = (&rows[class], &mut ranked[class]);
+            let below = rows.masks[row] & ((1 << bit) - 1);
+            let inside = u64::from(rows.before[row]) + u64::from(below.count_ones());
+            ranked.ranks.push(ranked.passed + inside);
+            ranked.values.push(value);
         }
     }
 }

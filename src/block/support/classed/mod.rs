@@ -7,7 +7,7 @@ mod gaps;
 mod matrix;
 
 pub use based::{BaseElements, Based};
-pub(crate) use based::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
+pub(crate) use based::{ROWS, Ranker, STEP, Selector, fill_keys, steps};
 
 use crate::bits::Cursor;
 use crate::block::IndexSpace;

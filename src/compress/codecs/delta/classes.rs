@@ -1,9 +1,8 @@
 //! The choice of classes by the base's elements.
 
-use crate::block::{ROWS, STEP, fill_keys, key};
+use crate::block::{STEP, fill_keys};
 use crate::codes::{count_symbols, log2};
-use crate::compress::codecs::delta::pieces::{Piece, for_each_step};
-use crate::tensor::element::bits_at;
+use crate::compress::codecs::delta::pieces::{Changed, Piece, for_each_step};
 
 /// Fewest changed elements for which classes are tried.
 const FEW: u64 = 128;
@@ -57,16 +56,14 @@ pub(in crate::compress) fn choose(counts: &[KeyCounts], forced: bool) -> Places 
 /// are coded faster than positions.
 pub(super) fn most_change(pieces: &[Piece<'_>]) -> bool {
     let n: u64 = pieces.iter().map(|piece| piece.len).sum();
-    let mut masks = [0; ROWS];
+    let mut room = Changed::new();
     let (mut elements, mut changed) = (0, 0);
     for_each_step(
         pieces,
         |step| in_sample(step, sample_every(n)),
         |step| {
             elements += step.len as u64;
-            if step.changed(&mut masks) {
-                changed += masks.iter().map(|mask| u64::from(mask.count_ones())).sum::<u64>();
-            }
+            changed += step.changed(&mut room).len() as u64;
         },
     );
     are_many(changed, elements)
@@ -103,7 +100,7 @@ pub(super) fn count_keys(pieces: &[Piece<'_>]) -> Vec<KeyCounts> {
     let n: u64 = pieces.iter().map(|piece| piece.len).sum();
     let every = sample_every(n);
     let mut keys = [0; STEP];
-    let mut masks = [0; ROWS];
+    let (mut room, mut diffs) = (Changed::new(), Vec::new());
     for_each_step(
         pieces,
         |step| in_sample(step, every),
@@ -111,17 +108,15 @@ pub(super) fn count_keys(pieces: &[Piece<'_>]) -> Vec<KeyCounts> {
             let keys = &mut keys[..step.len];
             fill_keys(dtype, step.base, 0, keys);
             counts.iter_mut().zip(count_symbols(keys)).for_each(|(c, n)| c.elements += every * u64::from(n));
-            if !step.changed(&mut masks) {
-                return;
-            }
-            step.for_each_changed(&masks, |at| {
-                let of_key =
-                    &mut counts[usize::from(key(dtype, bits_at(dtype, step.base, at as u64).unwrap_or(0)))];
-                let diff = step.diff(at);
+            let changed = step.changed(&mut room);
+            diffs.clear();
+            step.append_diffs_at(changed, &mut diffs);
+            for (&at, diff) in changed.iter().zip(&diffs) {
+                let of_key = &mut counts[usize::from(keys[usize::from(at)])];
                 of_key.changed += every;
-                let code = diff.unsigned_abs().saturating_mul(2).saturating_sub(u64::from(diff < 0));
+                let code = diff.unsigned_abs().saturating_mul(2).saturating_sub(u64::from(*diff < 0));
                 of_key.codes[code.min(CODES as u64 - 1) as usize] += every;
-            });
+            }
         },
     );
     counts

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::lossless::Elements;
 use crate::arch::pages;
-use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
+use crate::block::{Block, Planes, Positions, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Span, whole};
 use crate::compress::options::Input;
@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::frame::TensorInfo;
 use crate::limits::in_memory;
 use classes::{Classes, Places};
-use pieces::{Piece, Step, for_each_step};
+use pieces::{Changed, Piece, Step, for_each_step};
 pub(in crate::compress) use pieces::{RUN_BYTES, division};
 
 /// `delta`: sends the elements that differ from a base, without loss.
@@ -271,7 +271,8 @@ impl Delta {
             }
             (Change::Ulp, Some(Places::Changed) | None) => {
                 let mut diffs = Vec::new();
-                let support = changed(pieces, sums, |step, at| diffs.push(step.diff(at)));
+                let support =
+                    changed(pieces, sums, |step, changed| step.append_diffs_at(changed, &mut diffs));
                 (support, Values::Ulp(Ulp { diffs }))
             }
             (Change::Overwrite, _) => {
@@ -283,7 +284,9 @@ impl Delta {
                         for_each_step(pieces, |_| true, |step| elements.bytes.extend_from_slice(step.new));
                         Support::All
                     }
-                    false => changed(pieces, sums, |step, at| elements.push(step.new_bits(at))),
+                    false => changed(pieces, sums, |step, changed| {
+                        changed.iter().for_each(|&at| elements.push(step.new_bits(at.into())));
+                    }),
                 };
                 (support, Values::Planes(Planes { bytes: elements.bytes }))
             }
@@ -300,49 +303,43 @@ fn all_differences(pieces: &[Piece<'_>]) -> (Support, Values) {
 
 /// Returns the changed elements by classes of the base, and their differences.
 fn classed_differences(pieces: &[Piece<'_>], classes: Classes, sums: &mut [SumChange]) -> (Support, Values) {
-    let mut masks = [0; ROWS];
+    let (mut room, mut diffs) = (Changed::new(), Vec::new());
     let mut ranker = Ranker::new(pieces[0].dtype(), classes.bounds, &classes.changed);
     for_each_step(
         pieces,
         |_| true,
         |step| {
-            step.changed(&mut masks);
-            match (step.dtype.bits(), sums.get_mut(step.piece)) {
-                (16, None) => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<2>()),
-                (16, Some(sum)) => {
-                    ranker.add(step.base, step.len, &masks, step.ahead, step.noted_diff_of::<2>(sum));
-                }
-                (32, None) => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<4>()),
-                (32, Some(sum)) => {
-                    ranker.add(step.base, step.len, &masks, step.ahead, step.noted_diff_of::<4>(sum));
-                }
-                (_, mut sum) => ranker.add(step.base, step.len, &masks, step.ahead, |at| {
-                    sum.iter_mut().for_each(|sum| step.note(at, sum));
-                    step.diff(at)
-                }),
+            let changed = step.changed(&mut room);
+            diffs.clear();
+            step.append_diffs_at(changed, &mut diffs);
+            if let Some(sum) = sums.get_mut(step.piece) {
+                step.note(changed, sum);
             }
+            ranker.add(step.base, step.len, changed, &diffs, step.ahead);
         },
     );
     let (based, diffs) = ranker.finish();
     (Support::Based(based), Values::Ulp(Ulp { diffs }))
 }
 
-/// Returns the positions of the changed elements, after calling `f` for each.
-fn changed<'a>(pieces: &[Piece<'a>], sums: &mut [SumChange], mut f: impl FnMut(&Step<'a>, usize)) -> Support {
+/// Returns the positions of the changed elements, after calling `f` with those of each step.
+fn changed<'a>(
+    pieces: &[Piece<'a>],
+    sums: &mut [SumChange],
+    mut f: impl FnMut(&Step<'a>, &[u16]),
+) -> Support {
     let mut positions = Vec::new();
-    let mut masks = [0; ROWS];
+    let mut room = Changed::new();
     for_each_step(
         pieces,
         |_| true,
         |step| {
-            if step.changed(&mut masks) {
-                let mut sum = sums.get_mut(step.piece);
-                step.for_each_changed(&masks, |at| {
-                    positions.push(step.position + at as u64);
-                    sum.iter_mut().for_each(|sum| step.note(at, sum));
-                    f(&step, at);
-                });
+            let changed = step.changed(&mut room);
+            positions.extend(changed.iter().map(|&at| step.position + u64::from(at)));
+            if let Some(sum) = sums.get_mut(step.piece) {
+                step.note(changed, sum);
             }
+            f(&step, changed);
         },
     );
     Support::Sparse(Sparse { positions })

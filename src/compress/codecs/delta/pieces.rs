@@ -1,5 +1,6 @@
 //! Pieces of tensors with their bases, compared in steps.
 
+use crate::arch::masks::Places;
 use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP};
 use crate::compress::extents::Span;
@@ -134,19 +135,31 @@ pub(super) fn for_each_step<'a>(
     }
 }
 
+/// The changed elements of a step.
+pub(super) struct Changed {
+    masks: [u64; ROWS],
+    places: Places,
+}
+
+impl Changed {
+    pub(super) fn new() -> Self {
+        Self { masks: [0; ROWS], places: [0; _] }
+    }
+}
+
 impl Step<'_> {
-    /// Finds the elements that change: a bit for each. Returns whether any does.
-    pub(super) fn changed(&self, masks: &mut [u64; ROWS]) -> bool {
+    /// Finds the elements that change, and returns their numbers in ascending order.
+    pub(super) fn changed<'c>(&self, changed: &'c mut Changed) -> &'c [u16] {
         if self.new == self.base {
-            masks.fill(0);
-            return false;
+            return &[];
         }
+        let Changed { masks, places } = changed;
         if self.dtype.bits() == 16 {
             let rows = self.len.div_ceil(64);
             masks[rows..].fill(0);
             let [new, base] = [self.new, self.base].map(|bytes| bytes.as_chunks().0);
             arch::masks::unequal(arch::widest(), new, base, &mut masks[..rows]);
-            return true;
+            return arch::masks::places(arch::widest(), masks, places);
         }
         let mut flags = [0; STEP];
         let used = &mut flags[..self.len];
@@ -159,24 +172,28 @@ impl Step<'_> {
             }),
         }
         arch::masks::nonzero(arch::widest(), &flags, masks);
-        true
+        arch::masks::places(arch::widest(), masks, places)
     }
 
-    /// Calls `f` with the number of each changed element.
-    pub(super) fn for_each_changed(&self, masks: &[u64; ROWS], mut f: impl FnMut(usize)) {
-        for (row, &mask) in masks.iter().enumerate() {
-            let mut mask = mask;
-            while mask != 0 {
-                f(64 * row + in_memory(mask.trailing_zeros().into()));
-                mask &= mask - 1;
-            }
+    /// Adds the changes of these elements to the sum of those of its piece.
+    pub(super) fn note(&self, changed: &[u16], sum: &mut SumChange) {
+        sum.add_elements(self.first, changed, self.base, self.new);
+    }
+
+    /// Appends the changes of these elements in units of the last place.
+    pub(super) fn append_diffs_at(&self, changed: &[u16], diffs: &mut Vec<i64>) {
+        match self.dtype.bits() {
+            16 => self.append_diffs_at_of::<2>(changed, diffs),
+            32 => self.append_diffs_at_of::<4>(changed, diffs),
+            _ => diffs.extend(changed.iter().map(|&at| self.diff(at.into()))),
         }
     }
 
-    /// Adds the change of an element to the sum of those of its piece.
-    pub(super) fn note(&self, at: usize, sum: &mut SumChange) {
-        let bits = |data| bits_at(self.dtype, data, at as u64).unwrap_or(0);
-        sum.add_element(self.first + at as u64, bits(self.base), bits(self.new));
+    fn append_diffs_at_of<const SIZE: usize>(&self, changed: &[u16], diffs: &mut Vec<i64>) {
+        let [new, base] = [self.new, self.base].map(|bytes| bytes.as_chunks::<SIZE>().0);
+        let ranks = Ranks::new(self.dtype);
+        let bits = |elements: &[[u8; SIZE]], at: &u16| bits_of(&elements[usize::from(*at)]);
+        diffs.extend(changed.iter().map(|at| ranks.diff(bits(base, at), bits(new, at))));
     }
 
     /// The change of an element in units of the last place.
@@ -202,26 +219,6 @@ impl Step<'_> {
     /// The bits of a new element.
     pub(super) fn new_bits(&self, at: usize) -> u64 {
         bits_at(self.dtype, self.new, at as u64).unwrap_or(0)
-    }
-
-    /// As [`Step::diff`], for elements of `SIZE` bytes.
-    #[inline(always)]
-    pub(super) fn diff_of<const SIZE: usize>(&self) -> impl Fn(usize) -> i64 {
-        let ranks = Ranks::new(self.dtype);
-        let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
-        move |at| ranks.diff(bits_of(&base[at]), bits_of(&new[at]))
-    }
-
-    /// As [`Step::diff_of`], and notes the changes as [`Step::note`] does.
-    #[inline(always)]
-    pub(super) fn noted_diff_of<const SIZE: usize>(&self, sum: &mut SumChange) -> impl FnMut(usize) -> i64 {
-        let (ranks, first) = (Ranks::new(self.dtype), self.first);
-        let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
-        move |at| {
-            let (old, new) = (bits_of(&base[at]), bits_of(&new[at]));
-            sum.add_element(first + at as u64, old, new);
-            ranks.diff(old, new)
-        }
     }
 }
 
