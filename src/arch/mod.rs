@@ -134,6 +134,7 @@ mod x86 {
         has_avx2()
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512cd")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi")
@@ -149,7 +150,7 @@ mod x86 {
     }
 
     #[target_feature(
-        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vnni,bmi2,popcnt"
+        enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vnni,bmi2,popcnt"
     )]
     pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
         kernel.call()

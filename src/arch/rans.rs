@@ -85,24 +85,25 @@ pub(crate) struct Narrow<'s, 'm> {
 /// Most pairs of segments that [`encode_narrow`] takes.
 pub(crate) const PAIRS: usize = 4;
 
-/// Encodes rows of narrow segments in turn, as many of each as the shortest has; none in the plain form. One
-/// segment alone would have to wait for its states.
-pub(crate) fn encode_narrow(form: Form, pairs: &mut [[Narrow<'_, '_>; 2]]) {
+/// Encodes rows of narrow segments in turn, as many of each as the shortest has, and returns this number;
+/// none in the plain form. One segment alone would have to wait for its states.
+pub(crate) fn encode_narrow(form: Form, pairs: &mut [[&mut Narrow<'_, '_>; 2]]) -> usize {
     #[cfg(target_arch = "x86_64")]
     if let Width::Avx512 | Width::Avx2 = form.0 {
         // SAFETY: a form exists only if the processor has all features that its functions enable; the wider
         // one has those of the other.
-        unsafe {
+        return unsafe {
             match pairs {
                 [a] => avx2::encode_narrow([a]),
                 [a, b] => avx2::encode_narrow([a, b]),
                 [a, b, c] => avx2::encode_narrow([a, b, c]),
                 [a, b, c, d] => avx2::encode_narrow([a, b, c, d]),
-                _ => {}
+                _ => 0,
             }
-        }
+        };
     }
     let _ = (form, pairs);
+    0
 }
 
 /// Number of symbols that are few.

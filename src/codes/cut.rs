@@ -42,17 +42,34 @@ pub(super) struct Tally {
 }
 
 impl Tally {
+    /// Counts `symbols`, which are divided into groups of these lengths, if there are any.
     pub(super) fn new(symbols: &[u8], groups: &[u64]) -> Self {
-        let fine = each(symbols.chunks(1 << FINE_LOG), count_symbols);
+        let len = symbols.len();
         let mut groups: Vec<usize> =
             groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
         if groups.len() < 2 {
             groups.clear();
+            let fine = each(symbols.chunks(1 << FINE_LOG), count_symbols);
+            return Self { len, fine, groups, of_groups: Vec::new() };
         }
-        let mut rest = symbols;
-        let parts = groups.iter().filter_map(|&len| rest.split_off(..len));
-        let of_groups = parts.map(count_symbols).collect();
-        Self { len: symbols.len(), fine, groups, of_groups }
+        let mut fine = vec![[0; 256]; len.div_ceil(1 << FINE_LOG)];
+        let mut of_groups = vec![[0; 256]; groups.len()];
+        // What a piece and a group share is counted once, for both.
+        debug_assert_eq!(groups.iter().sum::<usize>(), len);
+        let mut start = 0;
+        for (group, sums) in groups.iter().zip(&mut of_groups) {
+            let end = len.min(start + group);
+            while start < end {
+                let piece = start >> FINE_LOG;
+                let part = start..end.min((piece + 1) << FINE_LOG);
+                start = part.end;
+                for (symbol, count) in count_symbols(&symbols[part]).into_iter().enumerate() {
+                    sums[symbol] += count;
+                    fine[piece][symbol] += count;
+                }
+            }
+        }
+        Self { len, fine, groups, of_groups }
     }
 
     /// Counts symbols that hold `per` of `len` integers each, of 8 / `per` bits. Returns the counts of the

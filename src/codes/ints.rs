@@ -7,6 +7,7 @@ use crate::arch::{pages, threads};
 use crate::bits::{PlaneWriter, put_packed, put_varint};
 use crate::codes::count::count;
 use crate::codes::cut::{COARSE_LOG, Cost, Cut, FINE_LOG, Tally, bits, sum};
+use crate::codes::integers::Integers;
 use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
@@ -180,7 +181,7 @@ fn write_entropy(
     coder: &mut Coder<'_>,
     role: Role,
     symbols: &[u8],
-    values: Option<&[u64]>,
+    values: Option<Integers<'_>>,
     cut: &Cut,
 ) {
     out.push(cut.segment_log);
@@ -189,18 +190,20 @@ fn write_entropy(
     }
     if cut.segment_log == BY_GROUP {
         let mut start = 0;
-        for (&len, counts) in cut.groups.iter().zip(&cut.fine) {
-            let values = values.and_then(|v| v.get(start..start + len));
-            let symbols = &symbols[start..start + len];
-            write_one(out, coder, role, SegmentSymbols { symbols, values, counts: sum(&[*counts]) });
+        let parts = cut.groups.iter().zip(&cut.fine).map(|(&len, counts)| {
+            let own = start..start + len;
             start += len;
-        }
-        return;
+            let values = values.map(|values| values.part(own.clone()));
+            SegmentSymbols { symbols: &symbols[own], values, counts: sum(&[*counts]) }
+        });
+        let parts: Vec<SegmentSymbols<'_>> = parts.collect();
+        parts.iter().for_each(|part| coder.note(role, &part.counts));
+        return write_in_turn(coder, &parts, |segment| pages::append(out, segment));
     }
     let len = 1usize << cut.segment_log;
     let counts = cut.fine.chunks(1 << (cut.segment_log - FINE_LOG)).map(sum);
     let mut parts = symbols.chunks(len).zip(counts).enumerate().map(|(i, (symbols, counts))| {
-        let values = values.and_then(|v| v.get(i * len..i * len + symbols.len()));
+        let values = values.map(|values| values.part(i * len..i * len + symbols.len()));
         SegmentSymbols { symbols, values, counts }
     });
     let mut memory = std::mem::take(&mut coder.scratch.segments);
@@ -220,13 +223,11 @@ fn write_entropy(
             memory.ends.clear();
             write_segments(coder, parts, memory);
         });
-        for (SegmentMemory { bytes, ends, .. }, _) in memory.iter().zip(shares) {
-            let mut start = 0;
-            for &end in ends {
-                put_varint(out, (end - start) as u64);
-                pages::append(out, &bytes[start..end]);
-                start = end;
-            }
+        for (memory, _) in memory.iter().zip(shares) {
+            memory.for_each(|segment| {
+                put_varint(out, segment.len() as u64);
+                pages::append(out, segment);
+            });
         }
     }
     coder.scratch.segments = memory;
@@ -235,7 +236,7 @@ fn write_entropy(
 /// The symbols of a segment, the integers behind them if they are tokens, and their counts.
 struct SegmentSymbols<'a> {
     symbols: &'a [u8],
-    values: Option<&'a [u64]>,
+    values: Option<Integers<'a>>,
     counts: Counts,
 }
 
@@ -250,6 +251,14 @@ struct SegmentMemory {
     narrow: [Vec<rans::Word>; rans::MOST],
 }
 
+impl SegmentMemory {
+    /// Calls `f` with the bytes of each segment.
+    fn for_each(&self, mut f: impl FnMut(&[u8])) {
+        let starts = [0].iter().chain(&self.ends);
+        starts.zip(&self.ends).for_each(|(&start, &end)| f(&self.bytes[start..end]));
+    }
+}
+
 fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: SegmentSymbols<'_>) {
     coder.note(role, &part.counts);
     let mut memory = coder.scratch.segments.pop().unwrap_or_default();
@@ -257,6 +266,18 @@ fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: Segment
     write_segments(coder, &[part], &mut memory);
     *out = std::mem::replace(&mut memory.bytes, own);
     memory.ends.clear();
+    coder.scratch.segments.push(memory);
+}
+
+/// Encodes segments, narrow ones in turn, and calls `f` with the bytes of each.
+fn write_in_turn(coder: &mut Coder<'_>, parts: &[SegmentSymbols<'_>], mut f: impl FnMut(&[u8])) {
+    let mut memory = coder.scratch.segments.pop().unwrap_or_default();
+    for parts in parts.chunks(rans::MOST) {
+        memory.bytes.clear();
+        memory.ends.clear();
+        write_segments(coder, parts, &mut memory);
+        memory.for_each(&mut f);
+    }
     coder.scratch.segments.push(memory);
 }
 
@@ -291,9 +312,14 @@ impl SegmentSymbols<'_> {
     fn write_raw(&self, out: &mut Vec<u8>) {
         let Some(values) = self.values else { return };
         let mut plane = PlaneWriter::new(out);
-        for (&symbol, &value) in self.symbols.iter().zip(values) {
-            let bits = tokens::raw_bits(symbol);
-            plane.put(tokens::raw(value, bits), bits);
+        for (symbols, start) in self.symbols.chunks(64).zip((0..).step_by(64)) {
+            let mut with_raw = tokens::with_raw(symbols);
+            while with_raw != 0 {
+                let place = in_memory(with_raw.trailing_zeros().into());
+                let bits = tokens::raw_bits(symbols[place]);
+                plane.put(tokens::raw(values.at(start + place), bits), bits);
+                with_raw &= with_raw - 1;
+            }
         }
         plane.finish();
     }
@@ -363,7 +389,7 @@ pub(crate) struct TokenPlan {
 impl TokenPlan {
     /// Finds the cheapest form.
     pub(crate) fn new(coder: &Coder<'_>, values: &[u64]) -> Self {
-        let symbols = tokens::tokens(values);
+        let symbols = Integers::Plain(values).tokens();
         let cut = Cut::new(coder, &symbols);
         Self { symbols, cut }
     }
@@ -377,14 +403,44 @@ impl TokenPlan {
     /// if there are none.
     pub(crate) fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
         if !values.is_empty() {
-            write_entropy(out, coder, role, &self.symbols, Some(values), &self.cut);
+            write_entropy(out, coder, role, &self.symbols, Some(Integers::Plain(values)), &self.cut);
         }
     }
 }
 
+/// Returns `entropy(N)` over the tokens of each of these arrays, none of them empty, with their plans. Narrow
+/// segments are encoded in turn.
+pub(crate) fn entropy_tokens(
+    coder: &mut Coder<'_>,
+    role: Role,
+    arrays: &[(&TokenPlan, &[u64])],
+) -> Vec<Vec<u8>> {
+    let undivided = arrays.iter().filter(|(plan, _)| plan.cut.segment_log == 0);
+    let parts = undivided.map(|(TokenPlan { symbols, cut }, values)| SegmentSymbols {
+        symbols,
+        values: Some(Integers::Plain(values)),
+        counts: sum(&cut.fine),
+    });
+    let parts: Vec<SegmentSymbols<'_>> = parts.collect();
+    let mut segments = Vec::with_capacity(parts.len());
+    write_in_turn(coder, &parts, |segment| segments.push([&[0], segment].concat()));
+    let mut segments = parts.iter().zip(segments);
+    let coded = arrays.iter().map(|(plan, values)| {
+        let whole = if plan.cut.segment_log == 0 { segments.next() } else { None };
+        if let Some((part, bytes)) = whole {
+            coder.note(role, &part.counts);
+            return bytes;
+        }
+        let mut out = Vec::new();
+        plan.write(&mut out, coder, role, values);
+        out
+    });
+    coded.collect()
+}
+
 /// Appends `ints(N)` for integers of any size.
 pub(crate) fn write_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
-    write_grouped_ints(out, coder, role, values, &[]);
+    write_grouped_ints(out, coder, role, Integers::Plain(values), &[]);
 }
 
 /// Appends `ints(N)`, where groups of these lengths may have a segment each.
@@ -392,18 +448,19 @@ pub(crate) fn write_grouped_ints(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
     role: Role,
-    values: &[u64],
+    values: Integers<'_>,
     groups: &[u64],
 ) {
-    let Some(&max) = values.iter().max() else { return };
-    let width = 64 - max.leading_zeros();
+    if values.len() == 0 {
+        return;
+    }
+    let width = 64 - values.bits().leading_zeros();
     let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
-    if max < 256 {
-        let small: Vec<u8> = values.iter().map(|&v| v as u8).collect();
-        return write_small_grouped_ints(out, coder, role, &small, groups);
+    if width <= 8 {
+        return write_small_grouped_ints(out, coder, role, &values.bytes(), groups);
     }
     if coder.entropy == Entropy::Auto {
-        let symbols = tokens::tokens(values);
+        let symbols = values.tokens();
         let by_tokens = Cut::cheapest(coder, Tally::new(&symbols, groups));
         let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
         if token_cost < packed {
@@ -414,7 +471,7 @@ pub(crate) fn write_grouped_ints(
     out.push(PACKED);
     out.push(width as u8);
     let mut plane = PlaneWriter::new(out);
-    values.iter().for_each(|&v| plane.put(v, width));
+    values.for_each_part(|part| plane.put_all(part, width));
     plane.finish();
 }
 
@@ -424,7 +481,7 @@ pub(crate) fn write_small_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: R
 }
 
 /// Appends `ints(N)` for integers below 256: the same bytes as [`write_grouped_ints`].
-pub(crate) fn write_small_grouped_ints(
+fn write_small_grouped_ints(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
     role: Role,
@@ -463,7 +520,7 @@ pub(crate) fn write_small_grouped_ints(
             let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v.into())).collect();
             let values: Vec<u64> = values.iter().map(|&v| v.into()).collect();
             out.push(TOKENS);
-            return write_entropy(out, coder, role, &symbols, Some(&values), &by_tokens);
+            return write_entropy(out, coder, role, &symbols, Some(Integers::Plain(&values)), &by_tokens);
         }
     }
     out.extend([PACKED, width as u8]);

@@ -3,6 +3,7 @@
 
 mod count;
 mod cut;
+mod integers;
 mod ints;
 mod joined;
 mod lists;
@@ -14,10 +15,11 @@ mod table;
 mod tokens;
 
 pub(crate) use count::{count, count_symbols};
+pub(crate) use integers::Integers;
 pub use ints::CODINGS;
 pub(crate) use ints::{
-    Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, pays, write_entropy_symbols, write_entropy_tokens,
-    write_grouped_ints, write_ints, write_small_grouped_ints, write_small_ints, write_symbols,
+    Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, entropy_tokens, pays, write_entropy_symbols,
+    write_entropy_tokens, write_grouped_ints, write_ints, write_small_ints, write_symbols,
 };
 pub(crate) use lists::{read_lists, write_lists};
 pub(crate) use read::{
@@ -26,7 +28,9 @@ pub(crate) use read::{
 };
 pub(crate) use rice::{RiceRun, best_parameter, read_run, validate_run, write_run};
 pub(crate) use table::{Counts, Table, log2};
-pub(crate) use tokens::{cost_of_counts, count_tokens, raw_cost, token, token_cost};
+#[cfg(test)]
+pub(crate) use tokens::token;
+pub(crate) use tokens::{cost_of_counts, count_tokens, raw_cost, token_cost};
 
 /// The kinds and codings that a stream has (spec, core.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -1,6 +1,7 @@
 //! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit
 //! frequencies (spec, section 7.3).
 
+use std::cmp::Reverse;
 use std::slice;
 
 use crate::arch::rans::{Encoded, FEW, Few, NARROW, Narrow, Slots};
@@ -123,7 +124,7 @@ impl EncodedNarrow<'_> {
     }
 }
 
-/// Encodes narrow segments, [`MOST`] in turn. `memory`, one for each of them, is used again.
+/// Encodes narrow segments, at most [`MOST`] in turn. `memory`, one for each of them, is used again.
 pub(crate) fn encode_narrow<'m>(parts: &[Part<'_>], memory: &'m mut [Vec<Word>]) -> Vec<EncodedNarrow<'m>> {
     let mut segments = Vec::with_capacity(parts.len());
     for (part, memory) in parts.iter().zip(memory) {
@@ -136,7 +137,15 @@ pub(crate) fn encode_narrow<'m>(parts: &[Part<'_>], memory: &'m mut [Vec<Word>])
         segments.push(Narrow { rows, steps, states, words, free });
     }
     for segments in segments.chunks_mut(MOST) {
-        arch::rans::encode_narrow(arch::widest(), segments.as_chunks_mut().0);
+        let mut left: Vec<&mut Narrow<'_, '_>> = segments.iter_mut().collect();
+        loop {
+            // The longest ones come first: the shortest of them ends the turn, and one alone waits.
+            left.retain(|segment| !segment.rows.is_empty());
+            left.sort_by_key(|segment| Reverse(segment.rows.len()));
+            if arch::rans::encode_narrow(arch::widest(), left.as_chunks_mut().0) == 0 {
+                break;
+            }
+        }
     }
     let end = |Narrow { rows, steps, mut states, words, mut free }: Narrow<'_, 'm>| {
         if !rows.is_empty() {
@@ -574,7 +583,10 @@ mod tests {
                     (states, words[free..].to_vec())
                 })
                 .collect();
-            arch::rans::encode_narrow(form, segments.as_chunks_mut().0);
+            let mut in_turn: Vec<&mut Narrow<'_, '_>> = segments.iter_mut().collect();
+            let shortest = in_turn.iter().map(|segment| segment.rows.len()).min().unwrap_or(0);
+            let count = arch::rans::encode_narrow(form, in_turn.as_chunks_mut().0);
+            assert_eq!(count, if form.is_plain() { 0 } else { shortest }, "{form:?}");
             let is_wide = !form.is_plain();
             assert_eq!(segments.iter().any(|segment| segment.rows.is_empty()), is_wide, "{form:?}");
             for (segment, alone) in segments.into_iter().zip(alone) {

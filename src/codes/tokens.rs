@@ -1,8 +1,9 @@
 //! Integers of any size as a token and raw bits (spec, section 7.1).
 
+use crate::arch;
 use crate::arch::threads::{SHARE, each};
-use crate::arch::{self, Kernel, pages};
 use crate::codes::count::count_symbols;
+use crate::codes::integers::Tokens;
 use crate::codes::table::Counts;
 use crate::limits::in_memory;
 
@@ -17,33 +18,31 @@ pub(crate) fn token(value: u64) -> u8 {
     (2 * exponent + (value >> exponent.saturating_sub(1) & 1) as u32) as u8
 }
 
-/// Returns the tokens of values.
-pub(crate) fn tokens(values: &[u64]) -> Vec<u8> {
-    let mut out = pages::zeros(values.len());
-    let shares = out.chunks_mut(SHARE).zip(values.chunks(SHARE));
-    each(shares, |(out, values)| arch::run(Tokens { values, out }));
-    out
-}
-
-struct Tokens<'a> {
-    values: &'a [u64],
-    out: &'a mut [u8],
-}
-
-impl Kernel for Tokens<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        self.out.iter_mut().zip(self.values).for_each(|(out, &value)| *out = token(value));
-    }
-}
-
 /// Returns the number of raw bits that follow a token below [`TOKENS`].
 #[inline]
 pub(crate) const fn raw_bits(token: u8) -> u32 {
     (token as u32 / 2).saturating_sub(1)
 }
+
+/// Returns a bit for each of up to 64 tokens, from the lowest on: whether it has raw bits. Few have, and
+/// which of them is too random for branches.
+pub(crate) fn with_raw(tokens: &[u8]) -> u64 {
+    const ONES: u64 = u64::MAX / 255;
+    let (eights, rest) = tokens.as_chunks::<8>();
+    let of_eight = |eight: [u8; 8]| {
+        // The highest bit of each byte that is at least the first token with raw bits. No token has this bit.
+        let high = (u64::from_le_bytes(eight) + ONES * u64::from(128 - FIRST_WITH_RAW)) >> 7 & ONES;
+        // Moves bit 8 i to bit 56 + i.
+        high.wrapping_mul(0x0102_0408_1020_4080) >> 56
+    };
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let eights = eights.iter().copied().chain((!rest.is_empty()).then_some(last));
+    eights.zip((0..).step_by(8)).fold(0, |all, (eight, at)| all | of_eight(eight) << at)
+}
+
+/// The first token with raw bits.
+const FIRST_WITH_RAW: u8 = 4;
 
 /// Returns the raw bits of a value.
 #[inline]
@@ -144,6 +143,17 @@ mod tests {
                 assert!(t < TOKENS);
                 assert_eq!(value(t, raw(v, raw_bits(t))), v);
             }
+        }
+    }
+
+    #[test]
+    fn tokens_with_raw_bits_are_found() {
+        let tokens: Vec<u8> = (0..64).map(|i| (crate::random::word(3, 0, i) % 9) as u8).collect();
+        let all: Vec<u8> = (0..TOKENS).collect();
+        let pieces = (0..=64).map(|len| &tokens[..len]).chain(all.chunks(64));
+        for tokens in pieces {
+            let expected = tokens.iter().rev().fold(0, |all, &t| all << 1 | u64::from(raw_bits(t) > 0));
+            assert_eq!(with_raw(tokens), expected, "{tokens:?}");
         }
     }
 

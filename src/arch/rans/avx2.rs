@@ -142,7 +142,7 @@ static LAST_HALVES: [[u8; 16]; 16] = {
 };
 
 #[target_feature(enable = "avx2,bmi2,popcnt")]
-pub(in crate::arch) fn encode_narrow<const P: usize>(mut pairs: [&mut [Narrow<'_, '_>; 2]; P]) {
+pub(in crate::arch) fn encode_narrow<const P: usize>(mut pairs: [&mut [&mut Narrow<'_, '_>; 2]; P]) -> usize {
     let count =
         pairs.iter().flat_map(|pair| pair.iter()).map(|segment| segment.rows.len()).min().unwrap_or(0);
     let mut x = [_mm256_setzero_si256(); P];
@@ -189,6 +189,7 @@ pub(in crate::arch) fn encode_narrow<const P: usize>(mut pairs: [&mut [Narrow<'_
             segment.rows = &segment.rows[..segment.rows.len() - count];
         }
     }
+    count
 }
 
 /// The states of two segments.

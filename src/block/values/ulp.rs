@@ -1,11 +1,10 @@
 //! Differences in units of the last place (spec, values/ulp.md).
 
-use crate::arch::{self, Kernel, pages};
-use crate::bits::{Cursor, unzigzag, zigzag};
+use crate::arch::{self, Kernel};
+use crate::bits::{Cursor, unzigzag};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
 use crate::codes::{
-    Coder, Decoder, Role, read_grouped_ints, validate_grouped_ints, write_grouped_ints,
-    write_small_grouped_ints,
+    Coder, Decoder, Integers, Role, read_grouped_ints, validate_grouped_ints, write_grouped_ints,
 };
 use crate::error::{Error, Result};
 use crate::limits::in_memory;
@@ -33,19 +32,11 @@ impl Kind for Ulp {
     }
 
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
-        // The bits of all codes: no code needs more bits than they do.
-        let bits = self.diffs.iter().fold(0, |bits, &d| bits | zigzag(d));
-        if self.diffs.len() as u64 != space.count || bits > max_zigzag(space.dtype.bits()) {
+        let codes = Integers::Zigzag(&self.diffs);
+        if self.diffs.len() as u64 != space.count || codes.bits() > max_zigzag(space.dtype.bits()) {
             return Err(Error::inconsistent("differences"));
         }
-        if bits < 256 {
-            let codes: Vec<u8> = self.diffs.iter().map(|&d| zigzag(d) as u8).collect();
-            write_small_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);
-            return Ok(());
-        }
-        let mut codes = pages::with_room(self.diffs.len());
-        codes.extend(self.diffs.iter().map(|&d| zigzag(d)));
-        write_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);
+        write_grouped_ints(out, coder, Role::Ulps, codes, space.group_counts);
         Ok(())
     }
 

@@ -208,7 +208,7 @@ fn groups_have_segments_of_their_own_where_these_are_smaller() {
         for groups in [&[500, 700][..], &[500, 700, 1], &[0, 500, 0, 700, 1, 0]] {
             let values = &values[..groups.iter().sum::<u64>() as usize];
             let mut bytes = Vec::new();
-            write_grouped_ints(&mut bytes, &mut coder(&[]), Role::Ulps, values, groups);
+            write_grouped_ints(&mut bytes, &mut coder(&[]), Role::Ulps, Integers::Plain(values), groups);
             assert_eq!(bytes[..2], [coding, BY_GROUP], "{groups:?}");
             let len = values.len() as u64;
             let back =

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use crate::arch::{self, Kernel, pages};
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, put_varint};
 use crate::codes::{
-    Coder, Counts, Decoder, Role, Table, TokenPlan, log2, raw_cost, read_entropy_tokens, token,
+    Coder, Counts, Decoder, Role, Table, TokenPlan, count_tokens, entropy_tokens, log2, raw_cost,
+    read_entropy_tokens,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -55,7 +56,7 @@ impl Group {
     fn of_class(ranks: &[u64]) -> Self {
         let mut gaps = pages::with_room(ranks.len());
         gaps.extend(ranks.first());
-        gaps.extend(ranks.array_windows().map(|[before, rank]| rank - before - 1));
+        arch::run(Between { ranks, gaps: &mut gaps });
         Self { counts: vec![gaps.len()], gaps }
     }
 
@@ -83,49 +84,57 @@ impl Group {
     }
 }
 
+/// Appends the numbers of elements between positions.
+struct Between<'a> {
+    ranks: &'a [u64],
+    gaps: &'a mut Vec<u64>,
+}
+
+impl Kernel for Between<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        self.gaps.extend(self.ranks.array_windows().map(|[before, rank]| rank - before - 1));
+    }
+}
+
 /// Numbers of gaps by token, which also tell those of all gaps shifted right.
 struct TokenCounts {
-    counts: Box<[u32; TOKEN_COUNT]>,
+    counts: Box<Counts>,
     gaps: u64,
     /// Sum of the rounded binary logarithms.
     logs: u64,
 }
 
 impl TokenCounts {
-    fn new(gaps: impl Iterator<Item = u64>) -> Self {
-        let mut all = Self { counts: Box::new([0; TOKEN_COUNT]), gaps: 0, logs: 0 };
-        // Most gaps are small, and often the same: each table waits for one increment in several.
-        let mut small = [[0u32; SMALL]; 4];
-        for (gap, table) in gaps.zip((0..small.len()).cycle()) {
-            match small[table].get_mut(usize::try_from(gap).unwrap_or(usize::MAX)) {
-                Some(count) => *count += 1,
-                None => all.add(gap, 1),
-            }
-        }
-        for (gap, value) in (0..SMALL).zip(0..) {
-            all.add(value, small.iter().map(|table| table[gap]).sum());
-        }
-        all
-    }
-
-    fn add(&mut self, gap: u64, count: u32) {
-        self.counts[usize::from(token(gap))] += count;
-        self.gaps += u64::from(count);
-        self.logs += u64::from(count) * u64::from((gap + 1).ilog2());
+    fn new(gaps: &[u64]) -> Self {
+        let counts = Box::new(count_tokens(gaps));
+        Self { counts, gaps: gaps.len() as u64, logs: arch::run(Logs(gaps)) }
     }
 
     /// Adds the numbers of the tokens of the gaps shifted right by `shift`.
     fn add_shifted(&self, shift: u8, sums: &mut Counts) {
-        for (token, &count) in self.counts.iter().enumerate() {
-            sums[shifted_token(token, shift.into())] += u64::from(count);
+        for (token, &count) in self.counts[..TOKEN_COUNT].iter().enumerate() {
+            sums[shifted_token(token, shift.into())] += count;
         }
     }
 }
 
 /// Number of tokens.
 const TOKEN_COUNT: usize = 128;
-/// Gaps below this number are counted before their tokens are found.
-const SMALL: usize = 256;
+
+/// The sum of the rounded binary logarithms of numbers above these.
+struct Logs<'a>(&'a [u64]);
+
+impl Kernel for Logs<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn call(self) -> u64 {
+        self.0.iter().map(|gap| u64::from(63 - (gap + 1).leading_zeros())).sum()
+    }
+}
 
 /// Returns the token of a value with this token, shifted right.
 fn shifted_token(token: usize, shift: usize) -> usize {
@@ -174,7 +183,7 @@ impl Plan {
         let counts: Vec<(u8, TokenCounts)> = group
             .by_class()
             .filter(|(_, gaps)| !gaps.is_empty())
-            .map(|(class, gaps)| (class, TokenCounts::new(gaps.iter().copied())))
+            .map(|(class, gaps)| (class, TokenCounts::new(gaps)))
             .collect();
         // The mean logarithm of gaps, as if all were in the first class: about the shift that makes quotients
         // near 1, which unary codes need. Tokens cope with larger ones, so smaller shifts are tried, too.
@@ -236,16 +245,24 @@ impl Kernel for Shifted<'_> {
 }
 
 /// Appends all groups: their number, their heads, the quotients and the low bits. `group` makes a group from
-/// its number, once for its plan and once for its codes: the gaps of all groups take much more memory.
+/// its number; once for its plan and once more for its codes if it is not held.
 pub(super) fn write_groups(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
     groups: usize,
     group: impl Fn(usize) -> Group,
 ) {
-    let plans: Vec<Plan> = (0..groups).map(|i| Plan::new(coder, &group(i))).collect();
+    let mut room = HELD;
+    let planned = (0..groups).map(|number| {
+        let group = group(number);
+        let plan = Plan::new(coder, &group);
+        let is_held = plan.head.count <= room;
+        room -= if is_held { plan.head.count } else { 0 };
+        (plan, is_held.then_some(group))
+    });
+    let planned: Vec<(Plan, Option<Group>)> = planned.collect();
     put_varint(out, groups as u64);
-    for Plan { head, .. } in &plans {
+    for (Plan { head, .. }, _) in &planned {
         put_varint(out, head.classes.into());
         put_varint(out, head.count);
         if head.count > 0 {
@@ -254,25 +271,50 @@ pub(super) fn write_groups(
     }
     let mut low_bytes = Vec::new();
     let mut low = PlaneWriter::new(&mut low_bytes);
-    for (i, Plan { head, tokens }) in plans.into_iter().enumerate().filter(|(_, p)| p.head.count > 0) {
-        let group = group(i);
-        let quotients = group.quotients(head.shift);
-        if let Some(tokens) = tokens {
-            tokens.write(out, coder, Role::Quotients, &quotients);
-        } else {
-            let mut plane = PlaneWriter::new(out);
-            quotients.iter().for_each(|&q| plane.put_unary(q));
-            plane.finish();
-        }
-        for (class, gaps) in group.by_class() {
-            let bits = head.shift.saturating_sub(class);
-            if bits > 0 {
-                gaps.iter().for_each(|gap| low.put(gap & ((1 << bits) - 1), bits.into()));
+    let mut held = Vec::new();
+    for (number, (plan, own)) in planned.into_iter().enumerate().filter(|(_, (plan, _))| plan.head.count > 0)
+    {
+        match own {
+            Some(group) => held.push((plan, group)),
+            None => {
+                write_some(out, coder, &mut low, std::mem::take(&mut held));
+                write_some(out, coder, &mut low, vec![(plan, group(number))]);
             }
         }
     }
+    write_some(out, coder, &mut low, held);
     low.finish();
     out.append(&mut low_bytes);
+}
+
+/// Most gaps that are held until they are written: those of all groups may take much more memory.
+const HELD: u64 = 1 << 19;
+
+/// Appends the quotients of groups to `out`, and their low bits to `low`.
+fn write_some(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    low: &mut PlaneWriter<'_>,
+    groups: Vec<(Plan, Group)>,
+) {
+    let quotients: Vec<Cow<'_, [u64]>> =
+        groups.iter().map(|(plan, group)| group.quotients(plan.head.shift)).collect();
+    let coded = groups.iter().zip(&quotients);
+    let coded = coded.filter_map(|((plan, _), quotients)| Some((plan.tokens.as_ref()?, &**quotients)));
+    let mut coded = entropy_tokens(coder, Role::Quotients, &coded.collect::<Vec<_>>()).into_iter();
+    for ((Plan { head, tokens }, group), quotients) in groups.iter().zip(&quotients) {
+        match tokens.as_ref().and_then(|_| coded.next()) {
+            Some(mut bytes) => out.append(&mut bytes),
+            None => {
+                let mut plane = PlaneWriter::new(out);
+                plane.put_all_unary(quotients, 0);
+                plane.finish();
+            }
+        }
+        for (class, gaps) in group.by_class() {
+            low.put_all(gaps, head.shift.saturating_sub(class).into());
+        }
+    }
 }
 
 /// Reads the heads of all groups, whose classes sum to `classes`.
@@ -388,10 +430,7 @@ fn read_quotients(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, head: &GroupHe
 ///
 /// Returns the first class of each group.
 pub(super) fn cut(ranks: &[Vec<u64>]) -> Vec<usize> {
-    let gaps = |ranks: &[u64]| {
-        let gaps = ranks.iter().scan(0, |next, &r| Some(r - std::mem::replace(next, r + 1)));
-        TokenCounts::new(gaps)
-    };
+    let gaps = |ranks: &[u64]| TokenCounts::new(&Group::of_class(ranks).gaps);
     let used: Vec<(u64, TokenCounts)> =
         (0u64..).zip(ranks).filter(|(_, r)| !r.is_empty()).map(|(class, r)| (class, gaps(r))).collect();
     let (Some(&(lowest, _)), total) = (used.first(), used.iter().map(|(_, c)| c.gaps).sum::<u64>()) else {
@@ -447,7 +486,7 @@ fn group_bits(counts: &Counts) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codes::{Entropy, write_entropy_tokens};
+    use crate::codes::{Entropy, token, write_entropy_tokens};
     use crate::limits::{Budget, Limits};
     use crate::random::word;
 
@@ -475,8 +514,8 @@ mod tests {
     #[test]
     fn gaps_are_counted_by_token_with_the_sum_of_their_logarithms() {
         let gaps: Vec<u64> = (0..700).chain([0, 0, 255, 256, 1 << 40]).collect();
-        let counts = TokenCounts::new(gaps.iter().copied());
-        let mut expected = [0; TOKEN_COUNT];
+        let counts = TokenCounts::new(&gaps);
+        let mut expected = [0; 256];
         gaps.iter().for_each(|&gap| expected[usize::from(token(gap))] += 1);
         assert_eq!((*counts.counts, counts.gaps), (expected, 705));
         assert_eq!(counts.logs, gaps.iter().map(|gap| u64::from((gap + 1).ilog2())).sum::<u64>());
