@@ -15,8 +15,10 @@ pub(crate) fn count(symbols: &[u8]) -> Counts {
 /// Counts fewer than 2^32 symbols.
 pub(crate) fn count_symbols(symbols: &[u8]) -> [u32; 256] {
     // Clearing and adding many tables takes longer than counting few symbols.
-    if symbols.len() < SHORT {
-        return count_in::<4>(symbols);
+    match symbols.len() {
+        0..FEW => return count_in::<1>(symbols),
+        FEW..SHORT => return count_in::<4>(symbols),
+        _ => {}
     }
     let mut counts = [0; 256];
     for part in symbols.chunks(PART) {
@@ -29,6 +31,7 @@ pub(crate) fn count_symbols(symbols: &[u8]) -> [u32; 256] {
     counts
 }
 
+const FEW: usize = 1 << 8;
 const SHORT: usize = 1 << 13;
 /// Symbols of which the pairs are counted in 16 bits.
 const PART: usize = 1 << 16;
@@ -43,7 +46,11 @@ fn count_in<const TABLES: usize>(symbols: &[u8]) -> [u32; 256] {
         }
     }
     rest.iter().for_each(|&symbol| tables[0][usize::from(symbol)] += 1);
-    std::array::from_fn(|symbol| tables.iter().map(|table| table[symbol]).sum())
+    let mut counts = tables[0];
+    for table in &tables[1..] {
+        counts.iter_mut().zip(table).for_each(|(sum, n)| *sum += n);
+    }
+    counts
 }
 
 /// Bits of a symbol of a pair.
@@ -163,7 +170,7 @@ mod tests {
 
     #[test]
     fn every_span_of_symbols_is_counted() {
-        for len in [0, 1, 5, SHORT - 1, SHORT, SHORT + 1, PART, PART + 3, 3 * PART + SHORT] {
+        for len in [0, 1, 5, FEW - 1, FEW, SHORT - 1, SHORT, SHORT + 1, PART, PART + 3, 3 * PART + SHORT] {
             for (least, span) in [(0, 1), (0, 64), (0, 65), (1, 63), (1, 64), (193, 63), (192, 64), (0, 256)]
             {
                 for zeros in [false, true] {

@@ -11,7 +11,7 @@ use crate::codes::integers::Integers;
 use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
-use crate::codes::table::{Counts, Table};
+use crate::codes::table::{Counts, Table, least_cost};
 use crate::codes::{Effort, Entropy, Profile, tokens};
 use crate::limits::in_memory;
 
@@ -134,19 +134,29 @@ impl<'a> Coder<'a> {
         }
     }
 
-    /// Returns the cheapest table for symbols with these `counts` (the number of a shared table, or `None`
-    /// for an own one) and its cost.
-    fn table_for(&self, counts: &Counts) -> (Option<usize>, Cost) {
-        let inline = Table::from_counts(counts)
+    /// Returns the cheapest table for symbols with these `counts`.
+    fn table_for(&self, counts: &Counts) -> Choice {
+        let shared = self.tables.iter().enumerate().filter_map(|(i, table)| Some((i, table.cost(counts)?)));
+        let shared = shared.min_by_key(|&(_, cost)| cost);
+        let is_shared = |own: Cost| shared.filter(|&(_, cost)| cost < own);
+        let choice = |(number, cost)| Choice { shared: Some(number), own: None, cost };
+        let (least, distinct) = if shared.is_some() { least_cost(counts) } else { (0, 0) };
+        // A table has at least so many bits.
+        let least = least.saturating_add(bits(24 + 4 * distinct.saturating_sub(1)));
+        if let Some(shared) = is_shared(least) {
+            return choice(shared);
+        }
+        let own = Table::from_counts(counts);
+        let cost = own
+            .as_ref()
             .and_then(|t| Some(t.cost(counts)?.saturating_add(bits(t.bits().next_multiple_of(8)))))
             .unwrap_or(Cost::MAX);
-        let shared = self.tables.iter().enumerate().filter_map(|(i, t)| Some((Some(i), t.cost(counts)?)));
-        std::iter::once((None, inline)).chain(shared).min_by_key(|&(_, cost)| cost).unwrap_or((None, inline))
+        is_shared(cost).map_or(Choice { shared: None, own, cost }, choice)
     }
 
     /// Returns the cost of a segment of `len` symbols, in 1/65536 bit.
     pub(crate) fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
-        let cost = self.table_for(counts).1;
+        let cost = self.table_for(counts).cost;
         cost.saturating_add(bits(32 + (32 << self.lanes_log(len, cost))))
     }
 
@@ -166,6 +176,14 @@ impl<'a> Coder<'a> {
         let wide_from = if wide { 256 } else { self.wide_from };
         rans::lanes_log(len, wide_from)
     }
+}
+
+/// The cheapest table for some symbols, and their cost with it: a shared one, by its number, or an own one.
+struct Choice {
+    shared: Option<usize>,
+    own: Option<Table>,
+    /// In 1/65536 bit, an own table included.
+    cost: Cost,
 }
 
 /// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.8 % of
@@ -337,10 +355,10 @@ struct SegmentPlan<'a> {
 
 impl<'a> SegmentPlan<'a> {
     fn of(coder: &Coder<'a>, part: &SegmentSymbols<'_>) -> Self {
-        let (shared, cost) = coder.table_for(&part.counts);
+        let Choice { shared, own, cost } = coder.table_for(&part.counts);
         let table = match shared {
             Some(number) => Some(Cow::Borrowed(&coder.tables[number])),
-            None => Table::from_counts(&part.counts).map(Cow::Owned),
+            None => own.map(Cow::Owned),
         };
         Self { shared, table, lanes_log: coder.lanes_log(part.symbols.len(), cost), cost }
     }
@@ -666,14 +684,15 @@ pub(crate) fn write_symbols(
 /// Whether a code saves more than 1/256 of these bytes.
 pub(crate) fn pays(coder: &Coder<'_>, symbols: &[u8]) -> bool {
     let whole = bits(8 * symbols.len() as u64);
-    coder.table_for(&count(symbols)).1 < whole - whole / 256
+    coder.table_for(&count(symbols)).cost < whole - whole / 256
 }
 
 /// Whether bytes with these counts are almost as likely as each other, so that they have no references.
 fn is_noise(counts: &Counts) -> bool {
     let whole = bits(8 * counts.iter().sum::<u64>());
-    let cost = Table::from_counts(counts).and_then(|table| table.cost(counts));
-    cost.is_some_and(|cost| cost >= whole - whole / 64)
+    let is_most = |cost: Cost| cost >= whole - whole / 64;
+    let cost = || Table::from_counts(counts).and_then(|table| table.cost(counts));
+    is_most(least_cost(counts).0) || cost().is_some_and(is_most)
 }
 
 fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
@@ -690,7 +709,7 @@ const PIECES: usize = 8;
 
 /// Returns the cost of all `symbols` if they are like those of a part of them.
 fn scaled(coder: &Coder<'_>, symbols: &[u8], part: &[u8]) -> Cost {
-    let cost = coder.table_for(&count(part)).1;
+    let cost = coder.table_for(&count(part)).cost;
     (u128::from(cost) * symbols.len() as u128 / part.len() as u128) as Cost
 }
 
@@ -725,15 +744,17 @@ fn best_reference(
         let part = &symbols[start..start + len];
         let residuals = pages::reused(residuals, len);
         let split = Referenced::split(part, row_len, columns, residuals);
-        let cost_of = |s: &[u8]| coder.table_for(&count(s)).1;
+        let cost_of = |s: &[u8]| coder.table_for(&count(s)).cost;
         let of_rows = (u128::from(cost_of(&split.rows)) * n as u128 / len as u128) as Cost;
         let of_columns = if columns { cost_of(&split.columns) } else { 0 };
         scaled(coder, symbols, residuals).saturating_add(of_rows).saturating_add(of_columns)
     };
-    let row_lens = row_lens.iter().take(4).map(|&row_len| usize::try_from(row_len).unwrap_or(usize::MAX));
+    let row_lens = &row_lens[..row_lens.len().min(4)];
+    let default = (!row_lens.contains(&64)).then_some((0, 64, false));
+    let row_lens = row_lens.iter().map(|&row_len| usize::try_from(row_len).unwrap_or(usize::MAX));
     let mut candidates: Vec<(Cost, usize, bool)> = row_lens
         .flat_map(|row_len| [(0, row_len, true), (0, row_len, false)])
-        .chain([(0, 64, false)])
+        .chain(default)
         // There must be at least two rows, and rows long enough to pay for a reference.
         .filter(|&(_, row_len, _)| row_len >= 4 && row_len <= n / 2)
         .collect();
