@@ -79,15 +79,15 @@ fn unequal_word(a: &[[u8; 2]], b: &[[u8; 2]]) -> u64 {
 }
 
 /// Room for the numbers of all bits of 64 rows, and for the last store of a wide form.
-pub(crate) type Places = [u16; 64 * 64 + 32];
+pub(crate) type Ones = [u16; 64 * 64 + 32];
 
 /// Writes the numbers of the ones in rows of 64 bits to `out`, in ascending order, and returns them.
-pub(crate) fn places<'o>(form: Form, rows: &[u64; 64], out: &'o mut Places) -> &'o [u16] {
+pub(crate) fn ones<'o>(form: Form, rows: &[u64; 64], out: &'o mut Ones) -> &'o [u16] {
     let mut count = 0;
     match form.0 {
         // SAFETY: the form exists only if the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Width::Avx512 => count = unsafe { x86::places(rows, out) },
+        Width::Avx512 => count = unsafe { x86::ones(rows, out) },
         _ => {
             for (row, &mask) in rows.iter().enumerate() {
                 let mut rest = mask;
@@ -232,7 +232,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-    pub(super) fn places(rows: &[u64; 64], out: &mut super::Places) -> usize {
+    pub(super) fn ones(rows: &[u64; 64], out: &mut super::Ones) -> usize {
         let mut used = 0u64;
         for (eight, at) in rows.as_chunks::<8>().0.iter().zip((0..).step_by(8)) {
             // SAFETY: eight rows have 64 bytes.
@@ -342,7 +342,7 @@ mod tests {
             let expected: Vec<u16> = (0..4096u16).filter(|&at| is_one(at.into())).collect();
             for form in forms() {
                 let mut out = [7; 64 * 64 + 32];
-                assert_eq!(places(form, &rows, &mut out), expected, "{form:?} {density}");
+                assert_eq!(ones(form, &rows, &mut out), expected, "{form:?} {density}");
             }
         }
     }

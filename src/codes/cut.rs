@@ -54,8 +54,8 @@ impl Tally {
         }
         let mut fine = vec![[0; 256]; len.div_ceil(1 << FINE_LOG)];
         let mut of_groups = vec![[0; 256]; groups.len()];
-        // What a piece and a group share is counted once, for both.
         debug_assert_eq!(groups.iter().sum::<usize>(), len);
+        // What a piece and a group share is counted once, for both.
         let mut start = 0;
         for (group, sums) in groups.iter().zip(&mut of_groups) {
             let end = len.min(start + group);

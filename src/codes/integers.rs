@@ -10,6 +10,7 @@ use crate::codes::tokens::token;
 /// Integers to write.
 #[derive(Clone, Copy)]
 pub(crate) enum Integers<'a> {
+    /// Ones that stand for themselves.
     Plain(&'a [u64]),
     /// Signed ones, which stand for their zigzag codes.
     Zigzag(&'a [i64]),
@@ -86,7 +87,7 @@ fn by_share<T: Integer>(values: &[T], f: impl Fn(&[T], &mut [u8]) + Sync) -> Vec
     out
 }
 
-/// What stands for an integer.
+/// A number that stands for an integer: itself, or the one of which it is the zigzag decoding.
 pub(super) trait Integer: Copy + Sync {
     fn integer(self) -> u64;
 }

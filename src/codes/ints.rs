@@ -441,6 +441,7 @@ pub(crate) fn entropy_tokens(
     });
     let parts: Vec<SegmentSymbols<'_>> = parts.collect();
     let mut segments = Vec::with_capacity(parts.len());
+    // The first byte is `segment_log`.
     write_in_turn(coder, &parts, |segment| segments.push([&[0], segment].concat()));
     let mut segments = parts.iter().zip(segments);
     let coded = arrays.iter().map(|(plan, values)| {

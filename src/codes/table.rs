@@ -32,7 +32,7 @@ impl Table {
         // Most tables have a few neighbouring symbols.
         let range = first..last + 1;
         let counts = &counts[range.clone()];
-        let Sums { total, most, distinct } = arch::run(SumsOf(counts));
+        let Totals { sum: total, most, distinct } = arch::run(TotalsOf(counts));
         // The first of the most frequent symbols.
         let rest = counts.iter().position(|&c| c == most)?;
         let (mut exact, mut freq) = ([0; 256], [0; 256]);
@@ -165,25 +165,25 @@ impl Table {
     }
 }
 
-/// What all counts tell.
-struct Sums {
-    total: u64,
+/// The sum of counts, the largest of them, and how many are not 0.
+struct Totals {
+    sum: u64,
     most: u64,
-    /// Number of symbols that occur.
     distinct: u64,
 }
 
-struct SumsOf<'a>(&'a [u64]);
+/// Finds the [`Totals`] of counts.
+struct TotalsOf<'a>(&'a [u64]);
 
-impl Kernel for SumsOf<'_> {
-    type Output = Sums;
+impl Kernel for TotalsOf<'_> {
+    type Output = Totals;
 
     #[inline(always)]
-    fn call(self) -> Sums {
-        self.0.iter().fold(Sums { total: 0, most: 0, distinct: 0 }, |sums, &count| Sums {
-            total: sums.total + count,
-            most: sums.most.max(count),
-            distinct: sums.distinct + u64::from(count > 0),
+    fn call(self) -> Totals {
+        self.0.iter().fold(Totals { sum: 0, most: 0, distinct: 0 }, |all, &count| Totals {
+            sum: all.sum + count,
+            most: all.most.max(count),
+            distinct: all.distinct + u64::from(count > 0),
         })
     }
 }

@@ -205,14 +205,14 @@ impl SumChange {
         match self.rest.unit {
             Unit::Word => {
                 let (old, new) = (old.as_chunks::<2>().0, new.as_chunks::<2>().0);
-                let mut places = [0; _];
+                let mut ones = [0; _];
                 for (number, (old, new)) in old.chunks(4096).zip(new.chunks(4096)).enumerate() {
                     if old == new {
                         continue;
                     }
                     let mut rows = [0; 64];
                     masks::unequal(widest(), old, new, &mut rows[..old.len().div_ceil(64)]);
-                    let changed = masks::places(widest(), &rows, &mut places);
+                    let changed = masks::ones(widest(), &rows, &mut ones);
                     self.add_words((first + 4096 * number) as u64, changed, old, new);
                 }
             }

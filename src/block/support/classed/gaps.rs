@@ -245,7 +245,7 @@ impl Kernel for Shifted<'_> {
 }
 
 /// Appends all groups: their number, their heads, the quotients and the low bits. `group` makes a group from
-/// its number; once for its plan and once more for its codes if it is not held.
+/// its number: once for its plan, and once more for its codes if it is not held.
 pub(super) fn write_groups(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
@@ -287,7 +287,7 @@ pub(super) fn write_groups(
     out.append(&mut low_bytes);
 }
 
-/// Most gaps that are held until they are written: those of all groups may take much more memory.
+/// Most gaps that are held until they are written (4 MiB): those of all groups may take much more memory.
 const HELD: u64 = 1 << 19;
 
 /// Appends the quotients of groups to `out`, and their low bits to `low`.

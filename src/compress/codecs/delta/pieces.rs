@@ -1,6 +1,6 @@
 //! Pieces of tensors with their bases, compared in steps.
 
-use crate::arch::masks::Places;
+use crate::arch::masks::Ones;
 use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP};
 use crate::compress::extents::Span;
@@ -135,15 +135,15 @@ pub(super) fn for_each_step<'a>(
     }
 }
 
-/// The changed elements of a step.
+/// Memory for the changed elements of a step.
 pub(super) struct Changed {
     masks: [u64; ROWS],
-    places: Places,
+    ones: Ones,
 }
 
 impl Changed {
     pub(super) fn new() -> Self {
-        Self { masks: [0; ROWS], places: [0; _] }
+        Self { masks: [0; ROWS], ones: [0; _] }
     }
 }
 
@@ -153,13 +153,13 @@ impl Step<'_> {
         if self.new == self.base {
             return &[];
         }
-        let Changed { masks, places } = changed;
+        let Changed { masks, ones } = changed;
         if self.dtype.bits() == 16 {
             let rows = self.len.div_ceil(64);
             masks[rows..].fill(0);
             let [new, base] = [self.new, self.base].map(|bytes| bytes.as_chunks().0);
             arch::masks::unequal(arch::widest(), new, base, &mut masks[..rows]);
-            return arch::masks::places(arch::widest(), masks, places);
+            return arch::masks::ones(arch::widest(), masks, ones);
         }
         let mut flags = [0; STEP];
         let used = &mut flags[..self.len];
@@ -172,7 +172,7 @@ impl Step<'_> {
             }),
         }
         arch::masks::nonzero(arch::widest(), &flags, masks);
-        arch::masks::places(arch::widest(), masks, places)
+        arch::masks::ones(arch::widest(), masks, ones)
     }
 
     /// Adds the changes of these elements to the sum of those of its piece.
