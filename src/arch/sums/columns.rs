@@ -99,6 +99,16 @@ mod x86 {
         if len > 128 { 24 } else { tile::<L>() }
     }
 
+    /// Pairs of rows in a tile that is copied: it has at most 24 KiB.
+    const COPIED: usize = 24;
+
+    /// Whether rows at this distance lie in one or two places of a first-level cache, as columns of rows whose
+    /// length is a power of two do. Its ways hold a few of them, so that each pass of a kernel over a tile
+    /// waits for them again: a copy of the tile pays from this distance on.
+    fn collide(stride: usize) -> bool {
+        stride.is_multiple_of(2048)
+    }
+
     /// Sums of the columns of a block of `V`, in the order of [`column`].
     type Block<const V: usize> = [[i64; V]; 4];
 
@@ -284,23 +294,46 @@ mod x86 {
         out: &mut [[i64; 4]],
     ) {
         let mut blocks = vec![[[0; 16]; 4]; out.len().div_ceil(16)];
-        let tile = tile_of::<L>(out.len());
+        let (is_copied, width) = (collide(rows.stride), W * 16 * blocks.len());
+        let tile = if is_copied { COPIED } else { tile_of::<L>(out.len()) };
+        let mut copy = vec![0; if is_copied { 2 * tile * width } else { 0 }];
         for (keys, number) in keys.chunks(tile).zip(0..) {
             let start = rows.start + number * 2 * tile * rows.stride;
+            for (row, to) in (0..2 * keys.len()).zip(copy.chunks_exact_mut(width)) {
+                for (block, to) in to.chunks_exact_mut(W * 16).enumerate() {
+                    let from = start + row * rows.stride + W * first::<16>(block, out.len());
+                    to.copy_from_slice(&rows.data[from..][..W * 16]);
+                }
+            }
             for (number, sums) in blocks.iter_mut().enumerate() {
+                let at = start + W * first::<16>(number, out.len());
+                let next = rows.data.as_ptr().wrapping_add(at + 2 * tile * rows.stride);
                 // Sixteen registers hold the sums of two lanes.
-                // SAFETY: all columns of the block are in the rows.
+                // SAFETY: all columns of the block are in the rows, and in their copies.
                 unsafe {
-                    let from = rows.data.as_ptr().add(start + W * first::<16>(number, out.len()));
-                    tile_256::<W, L, 0>(from, rows.stride, tile, keys, number, sums);
-                    tile_256::<W, L, 2>(from, rows.stride, tile, keys, number, sums);
+                    let (from, stride) = match is_copied {
+                        true => (copy.as_ptr().add(W * 16 * number), width),
+                        false => (rows.data.as_ptr().add(at), rows.stride),
+                    };
+                    let next = Next { from: next, stride: rows.stride, is_second: number % 2 == 1 };
+                    tile_256::<W, L, 0>(from, stride, next, keys, sums);
+                    tile_256::<W, L, 2>(from, stride, next, keys, sums);
                 }
             }
         }
         put(&blocks, out);
     }
 
-    /// Adds to two lanes from `LANE` on. `block`: the block's number.
+    /// The same columns of the next tile. Two blocks share a line of words, and two passes: each requests
+    /// other rows, as all requests at once would have to wait.
+    #[derive(Clone, Copy)]
+    struct Next {
+        from: *const u8,
+        stride: usize,
+        is_second: bool,
+    }
+
+    /// Adds to two lanes from `LANE` on.
     ///
     /// # Safety
     /// The data must have 16 integers of each row from `from` on.
@@ -309,20 +342,18 @@ mod x86 {
     unsafe fn tile_256<const W: usize, const L: usize, const LANE: usize>(
         from: *const u8,
         stride: usize,
-        tile: usize,
+        next: Next,
         keys: &[Pair<L>],
-        block: usize,
         sums: &mut Block<16>,
     ) {
         let mut acc = [[[_mm256_setzero_si256(); 2]; L]; 2];
         for (number, keys) in keys.iter().enumerate() {
+            if number % 2 == LANE / 2 {
+                fetch(next.from, (2 * number + usize::from(next.is_second)) * next.stride);
+            }
             // SAFETY: a row has 16 integers here.
             let [first, second] = [0, 1].map(|row| unsafe {
                 let at = from.add((2 * number + row) * stride);
-                // Two blocks share a line of words, and two passes: all requests at once would have to wait.
-                if (row + block).is_multiple_of(2) && number % 2 == LANE / 2 {
-                    fetch(at, 2 * tile * stride);
-                }
                 match W {
                     2 => _mm256_loadu_si256(at.cast()),
                     _ => _mm256_cvtepi8_epi16(_mm_loadu_si128(at.cast())),
@@ -401,9 +432,11 @@ mod tests {
             (state >> 33) as u32
         };
         let extremes = [1, P as u32 / 2, P as u32 / 2 + 1, P as u32 - 1];
-        for (rows, len, gap) in
-            [(2, 1, 40), (100, 3, 13), (102, 16, 0), (400, 17, 3), (402, 31, 0), (806, 64, 0), (2, 100, 7)]
-        {
+        let contiguous = [(102, 16, 0), (402, 31, 0), (806, 64, 0)];
+        let apart = [(2, 1, 40), (100, 3, 13), (400, 17, 3), (2, 100, 7)];
+        // Rows whose lines share places in the cache.
+        let colliding = [(2, 3, 2045), (98, 40, 2008), (146, 17, 2031)];
+        for (rows, len, gap) in contiguous.into_iter().chain(apart).chain(colliding) {
             let keys: Vec<[u32; 4]> = (0..rows)
                 .map(|row| {
                     std::array::from_fn(|lane| match row / 3 % 2 {
