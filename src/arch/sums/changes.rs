@@ -39,14 +39,27 @@ impl Grid {
         Self { len: 0, reciprocal: 0, column, row }
     }
 
+    /// Returns the number of a change's row.
+    #[inline(always)]
+    fn row_of(&self, change: &Change) -> u64 {
+        // Exact, because the number and the length are below 2^32.
+        ((u128::from(change.at) * u128::from(self.reciprocal)) >> 64) as u64
+    }
+
     /// Returns the numbers of the keys of a change.
     #[inline(always)]
     fn keys(&self, change: &Change) -> (usize, usize) {
-        let at = u64::from(change.at);
-        // Exact, because the number and the length are below 2^32.
-        let row = ((u128::from(at) * u128::from(self.reciprocal)) >> 64) as u64;
-        let column = self.column.wrapping_add((at - row * self.len) as u16);
+        let row = self.row_of(change);
+        let column = self.column.wrapping_add((u64::from(change.at) - row * self.len) as u16);
         (column.into(), self.row.wrapping_add(row as u16).into())
+    }
+
+    /// Whether changes in ascending order are so many in each row that their sum with the keys of the columns
+    /// should be multiplied with the row's, in place of each change.
+    #[cfg(target_arch = "x86_64")]
+    fn is_full(&self, changes: &[Change]) -> bool {
+        let [first, .., last] = changes else { return false };
+        self.row_of(last).saturating_sub(self.row_of(first)) < changes.len() as u64 / 4
     }
 }
 
@@ -64,6 +77,11 @@ pub(crate) fn sum(
     rows: Option<&Table>,
 ) -> [i64; 4] {
     match (form.0, rows) {
+        // SAFETY: both forms exist only if the processor has these instructions.
+        #[cfg(target_arch = "x86_64")]
+        (Width::Avx512 | Width::Avx2, rows) if grid.is_full(changes) => unsafe {
+            x86::by_row(changes, grid, columns, rows)
+        },
         // SAFETY: the form exists only if the processor has these instructions.
         #[cfg(target_arch = "x86_64")]
         (Width::Avx512, Some(rows)) => unsafe { x86::avx512::<true>(changes, grid, columns, rows) },
@@ -179,6 +197,42 @@ mod x86 {
         lanes
     }
 
+    /// As [`avx2`], with the key of a row for all its changes that follow each other.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn by_row(changes: &[Change], grid: Grid, columns: &Table, rows: Option<&Table>) -> [i64; 4] {
+        let prime = _mm256_set1_epi64x((1 << 31) - 1);
+        let (mut sum, mut left) = (_mm256_setzero_si256(), changes);
+        while let Some(first) = left.first() {
+            let row = grid.row_of(first);
+            let start = (row * grid.len) as u32;
+            // The row's last integer: a single row has any length.
+            let last = (grid.len as u32).wrapping_sub(1);
+            let before = grid.column.wrapping_sub(start as u16);
+            let mut own = _mm256_setzero_si256();
+            let mut count = 0;
+            for change in left.iter().take_while(|change| change.at.wrapping_sub(start) <= last) {
+                let keys = of(columns, before.wrapping_add(change.at as u16).into());
+                own = _mm256_add_epi64(own, _mm256_mul_epi32(keys, _mm256_set1_epi32(change.by)));
+                count += 1;
+            }
+            left = &left[count..];
+            // Of at most 2^62 either way; a multiple of the prime makes it positive.
+            own = _mm256_add_epi64(own, _mm256_slli_epi64::<32>(prime));
+            for _ in 0..2 {
+                own = _mm256_add_epi64(_mm256_and_si256(own, prime), _mm256_srli_epi64::<31>(own));
+            }
+            if let Some(rows) = rows {
+                let key = of(rows, grid.row.wrapping_add(row as u16).into());
+                own = reduced(_mm256_mul_epu32(own, key));
+            }
+            sum = _mm256_add_epi64(sum, own);
+        }
+        let mut lanes = [0; 4];
+        // SAFETY: four lanes have 32 bytes.
+        unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), sum) };
+        lanes
+    }
+
     /// Returns the keys of a number, each in 64 bits.
     #[target_feature(enable = "avx2")]
     #[inline]
@@ -223,11 +277,16 @@ mod tests {
         let (columns, rows) = (table(), table());
         let grids =
             [Grid::new(2, 0, 65_535), Grid::new(777, 65_000, 3), Grid::new(1 << 31, 1, 2), Grid::row(7, 9)];
-        for (count, grid) in [0, 1, 2, 7, 1000, MOST].into_iter().flat_map(|n| grids.map(|grid| (n, grid))) {
+        let counts = [0, 1, 2, 7, 1000, MOST].into_iter().flat_map(|n| [(n, false), (n, true)]);
+        for ((count, ascends), grid) in counts.flat_map(|n| grids.map(|grid| (n, grid))) {
             let changes: Vec<Change> = (0..count)
                 .map(|i| {
                     let by = if i % 2 == 0 { 1 << 16 } else { -((next() % (1 << 16)) as i32) - 1 };
-                    let at = if i % 7 == 0 { u32::MAX - next() % 5000 } else { next() };
+                    let at = match ascends {
+                        true => u32::MAX - 90 * (count - i) as u32 + next() % 91,
+                        false if i % 7 == 0 => u32::MAX - next() % 5000,
+                        false => next(),
+                    };
                     Change { at, by: if count == MOST { 1 << 16 } else { by } }
                 })
                 .collect();
