@@ -102,8 +102,8 @@ mod x86 {
     /// Pairs of rows in a tile that is copied: it has at most 24 KiB.
     const COPIED: usize = 24;
 
-    /// Whether rows at this distance lie in one or two places of a first-level cache, as columns of rows whose
-    /// length is a power of two do. Its ways hold a few of them, so that each pass of a kernel over a tile
+    /// Whether rows at this distance lie in one or two places of a first-level cache, as columns of rows do
+    /// whose length is a power of two. Its ways hold a few of them, so that each pass of a kernel over a tile
     /// waits for them again: a copy of the tile pays from this distance on.
     fn collide(stride: usize) -> bool {
         stride.is_multiple_of(2048)
