@@ -5,6 +5,7 @@ use std::ops::{Range, RangeInclusive};
 
 use super::File;
 use super::large::Large;
+use super::open::Listed;
 use crate::digest::{SumDigest, TensorDigests};
 use crate::error::Result;
 use crate::frame::{Delta, Manifest, TensorInfo, run_digest, tensor_digest};
@@ -36,7 +37,8 @@ pub struct Piece {
 /// # Memory
 /// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor is
 /// decoded a few blocks at a time if it consists of dense blocks, or if the update is a delta against the
-/// base, with a sum digest of this tensor. Tensors that share a digest of a delta are decoded together.
+/// base, with a sum digest of this tensor. Tensors that share a block, or a digest of a delta, are decoded
+/// together.
 pub struct Pieces<'f, 'a> {
     file: &'f File<'a>,
     /// Updates to apply in turn. All but the first are deltas.
@@ -128,11 +130,24 @@ impl<'a> File<'a> {
             return vec![true; tensors];
         }
         let mut joined = vec![false; tensors];
-        for run in updates.by_ref().flat_map(|i| self.updates()[i].header.runs()) {
-            let more = in_memory(run.0).saturating_add(1)..=in_memory(run.1);
+        for (first, last) in
+            updates.by_ref().flat_map(|i| self.updates()[i].header.runs().chain(self.spans(i)))
+        {
+            let more = in_memory(first).saturating_add(1)..=in_memory(last);
             joined.get_mut(more).into_iter().for_each(|joined| joined.fill(true));
         }
         joined
+    }
+
+    /// Returns the first and last tensor of each block of an update, as far as the index lists them. A block
+    /// of several tensors takes the memory and the time of them all, whichever are wanted.
+    fn spans(&self, update: usize) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let listed = self.parts[self.updates()[update].parts.clone()].iter().map(|part| &part.listed);
+        let blocks = listed.flat_map(|listed| match listed {
+            Listed::ByIndex(indexed) => &indexed.blocks[..],
+            Listed::Read { .. } => &[],
+        });
+        blocks.map(|block| (block.first, block.first.saturating_add(block.tensors.saturating_sub(1))))
     }
 }
 
@@ -148,6 +163,11 @@ impl<'f, 'a> Pieces<'f, 'a> {
     /// Lends the memory of a piece to later ones: new memory can take longer than decoding.
     pub fn reuse(&mut self, memory: Vec<u8>) {
         self.spare.push(memory);
+    }
+
+    /// Returns the memory that was lent and is not in use, for another update.
+    pub fn into_memory(self) -> Vec<Vec<u8>> {
+        self.spare
     }
 
     fn find(&mut self) -> Result<Option<Piece>> {

@@ -89,7 +89,9 @@ impl<'b> Assembler<'b> {
         check_allocation(bytes, 0)?;
         let mut buffer = |info: &TensorInfo| {
             let len = in_memory(info.bytes());
-            let Some(found) = spare.iter().position(|memory| memory.capacity() >= len && len > 0) else {
+            let fit = spare.iter().enumerate().filter(|(_, memory)| memory.capacity() >= len && len > 0);
+            // The smallest that is enough: another one may be needed for a later tensor.
+            let Some((found, _)) = fit.min_by_key(|(_, memory)| memory.capacity()) else {
                 // The system provides zeroed pages on first use: a tensor without blocks costs address space
                 // only.
                 return Buffer::new(pages::zeros(len), info.dtype, u64::MAX);
