@@ -6,15 +6,19 @@ use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::check_one_stdin;
 use crate::output::{Align, Table, human_bytes, print, real, thousands};
 use crate::progress::Progress;
-use crate::tensors::{Dump, NamedTensor};
+use crate::spool::Spool;
+use crate::tensors::Dump;
 use gcodec::compress::{Input, NonFinite, Options, pending};
-use gcodec::frame::UpdateHeader;
+use gcodec::file::{File, Piece};
+use gcodec::frame::{Manifest, UpdateHeader};
 use gcodec::internal::element::decode_f32s;
-use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::{Codec, Limits, TensorBuf};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Codec, Limits, TensorView};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Measure codecs on tensors: size, error, and speed relative to the memory bandwidth
@@ -190,74 +194,111 @@ impl Report {
 }
 
 /// Measures a codec on the tensors of a file.
+///
+/// # Memory
+/// A part of the encoded update at a time, and then some decoded tensors, or those that share a block. The
+/// stream goes through a [`Spool`].
 pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> {
-    let manifest = assign::manifest_of(dump.tensors.iter().map(|t| (t.name(), t.view())))?;
-    let inputs: Vec<Input<'_>> = dump
-        .tensors
-        .iter()
-        .zip(0u64..)
-        .map(|(t, tensor)| Input { tensor, name: t.name(), view: t.view(), base: None })
-        .collect();
-    let codecs: Vec<Codec> = inputs.iter().map(|input| fitting(codec, &input.view)).collect();
-    let options = Options::default().with_non_finite(NonFinite::Zero);
-    let header = UpdateHeader::default().with_label(codec.to_string());
-    let encode = || -> Result<Vec<u8>> {
-        let explained = |e| assign::explain(e, &manifest);
-        let blocks = pending(&inputs, &codecs, &options).map_err(explained)?;
-        let mut encoder = Encoder::new(EncodeOptions::default());
-        let mut out = Vec::new();
-        encoder.update(&mut out, &header, &manifest, blocks).map_err(explained)?;
-        encoder.finish(&mut out);
-        Ok(out)
-    };
-    let limits = Limits::default().with_max_alloc_bytes(u64::MAX).with_max_frame_bytes(u64::MAX);
-    let (encoded, encode_time) = best(runs, encode)?;
-    // Touches all of the buffers first. Otherwise the first access to new pages would be measured.
-    let touched = inputs.iter().map(|input| {
-        let data = vec![0xff; input.view.data().len()];
-        Ok((input.tensor, TensorBuf::new(input.view.dtype(), input.view.shape().to_vec(), data)?))
-    });
-    let mut decoded = touched.collect::<Result<Vec<_>>>()?;
-    let decode = || -> Result<()> {
-        let mut assembler = Assembler::with_buffers(&manifest, std::mem::take(&mut decoded))?;
-        for event in SliceReader::new(&encoded, limits.clone()) {
-            if let Event::Frame(_, Body::Update(part)) = event? {
-                assembler.apply(&part)?;
-            }
-        }
-        decoded = assembler.finish()?;
-        Ok(())
-    };
-    let ((), decode_time) = best(runs, decode)?;
+    let task = Task::new(dump, codec)?;
+    let mut encode_time = Duration::MAX;
+    for _ in 1..runs {
+        encode_time = encode_time.min(task.encode(&mut |_| Ok(()))?);
+    }
+    let mut spool = Spool::new();
+    encode_time = encode_time.min(task.encode(&mut |bytes| spool.add(bytes))?);
+    let (encoded_bytes, encoded) = (spool.len(), spool.finish()?);
+    // The first pass touches the memory of the tensors. Otherwise the first access to new pages would be
+    // measured.
+    let (mut memory, mut error) = (Vec::new(), Error::default());
+    task.decode(&encoded, &mut memory, &mut |view, piece| error.add(view, piece))?;
+    let mut decode_time = Duration::MAX;
+    for _ in 0..runs {
+        decode_time = decode_time.min(task.decode(&encoded, &mut memory, &mut |_, _| ())?);
+    }
     let (elements, bytes) = (elements(dump), bytes(dump));
     let speed = |time: Duration| bytes as f64 / 1e9 / time.as_secs_f64().max(1e-9);
     Ok(Measured {
         codec: codec.to_string(),
-        bytes: encoded.len() as u64,
-        bits_per_parameter: (elements > 0).then(|| encoded.len() as f64 * 8.0 / elements as f64),
-        ratio: bytes as f64 / encoded.len() as f64,
-        relative_l2: relative_l2(&dump.tensors, &decoded),
+        bytes: encoded_bytes,
+        bits_per_parameter: (elements > 0).then(|| encoded_bytes as f64 * 8.0 / elements as f64),
+        ratio: bytes as f64 / encoded_bytes as f64,
+        relative_l2: error.relative_l2(),
         encode_gb_per_s: speed(encode_time),
         decode_gb_per_s: speed(decode_time),
     })
 }
 
-/// Returns the last result and the shortest time.
-fn best<T>(runs: u32, mut run: impl FnMut() -> Result<T>) -> Result<(T, Duration)> {
-    let mut time = |()| {
-        let start = Instant::now();
-        let result = black_box(run()?);
-        Ok::<_, Failure>((result, start.elapsed()))
-    };
-    let (mut result, mut shortest) = time(())?;
-    for _ in 1..runs {
-        // Frees the last result first, so that each run starts from the same state.
-        drop(result);
-        let took;
-        (result, took) = time(())?;
-        shortest = shortest.min(took);
+/// An update that is encoded and decoded again and again.
+struct Task<'a> {
+    manifest: Arc<Manifest>,
+    header: UpdateHeader,
+    inputs: Vec<Input<'a>>,
+    codecs: Vec<Codec>,
+}
+
+impl<'a> Task<'a> {
+    fn new(dump: &'a Dump, codec: Codec) -> Result<Self> {
+        let manifest = assign::manifest_of(dump.tensors.iter().map(|t| (t.name(), t.view())))?;
+        let header = UpdateHeader::default().with_label(codec.to_string());
+        let tensors = dump.tensors.iter().zip(0u64..);
+        let inputs: Vec<Input<'_>> =
+            tensors.map(|(t, tensor)| Input { tensor, name: t.name(), view: t.view(), base: None }).collect();
+        let codecs = inputs.iter().map(|input| fitting(codec, &input.view)).collect();
+        Ok(Self { manifest, header, inputs, codecs })
     }
-    Ok((result, shortest))
+
+    /// Encodes the tensors, and calls `take` with the bytes of each part. Returns the time of encoding alone.
+    fn encode(&self, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<Duration> {
+        let explained = |e| assign::explain(e, &self.manifest);
+        let options = Options::default().with_non_finite(NonFinite::Zero);
+        let (mut watch, mut out) = (Watch::default(), Vec::new());
+        let mut encoder = Encoder::new(EncodeOptions::default());
+        let blocks = watch.time(|| pending(&self.inputs, &self.codecs, &options)).map_err(explained)?;
+        let parts = watch.time(|| encoder.parts(&self.header, &self.manifest, blocks));
+        let mut parts = parts.map_err(explained)?;
+        while watch.time(|| parts.write_next(&mut out)).map_err(explained)? {
+            take(&out)?;
+            out.clear();
+        }
+        parts.finish();
+        watch.time(|| encoder.finish(&mut out));
+        take(black_box(&out))?;
+        Ok(watch.0)
+    }
+
+    /// Decodes the tensors into `memory`, and calls `take` with each tensor and a piece of the decoded one.
+    /// Returns the time of decoding alone.
+    fn decode(
+        &self,
+        encoded: &[u8],
+        memory: &mut Vec<Vec<u8>>,
+        take: &mut dyn FnMut(&TensorView<'_>, &Piece),
+    ) -> Result<Duration> {
+        let limits = Limits::default().with_max_alloc_bytes(u64::MAX).with_max_frame_bytes(u64::MAX);
+        let (mut watch, base) = (Watch::default(), BTreeMap::new());
+        let file = watch.time(|| File::open(encoded, limits))?;
+        let mut pieces = watch.time(|| file.pieces(0, |_| true, &base))?;
+        memory.drain(..).for_each(|memory| pieces.reuse(memory));
+        while let Some(piece) = black_box(watch.time(|| pieces.next()).transpose()?) {
+            take(&self.inputs[piece.tensor as usize].view, &piece);
+            pieces.reuse(piece.data);
+        }
+        *memory = pieces.into_memory();
+        Ok(watch.0)
+    }
+}
+
+/// The sum of several times.
+#[derive(Default)]
+struct Watch(Duration);
+
+impl Watch {
+    fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = work();
+        self.0 += start.elapsed();
+        result
+    }
 }
 
 /// Returns the number of elements of all tensors.
@@ -270,29 +311,41 @@ pub(crate) fn bytes(dump: &Dump) -> u64 {
     dump.tensors.iter().map(|t| t.view().data().len() as u64).sum()
 }
 
-/// Returns `||a - b|| / ||a||` over the finite elements of all float tensors.
-fn relative_l2(tensors: &[NamedTensor], decoded: &[(u64, TensorBuf)]) -> f64 {
-    let (mut squares, mut errors) = (0f64, 0f64);
-    for (tensor, (_, other)) in tensors.iter().zip(decoded) {
-        let a = tensor.view();
+/// Squares over the finite elements of all float tensors.
+#[derive(Default)]
+struct Error {
+    squares: f64,
+    errors: f64,
+}
+
+impl Error {
+    /// Adds the elements that a piece stands for.
+    fn add(&mut self, tensor: &TensorView<'_>, piece: &Piece) {
+        let dtype = tensor.dtype();
+        let element = |bytes: u64| (bytes * 8 / u64::from(dtype.bits())).min(tensor.elements());
+        let (first, end) = (element(piece.start), element(piece.start + piece.data.len() as u64));
         let (mut x, mut y) = ([0f32; 4096], [0f32; 4096]);
-        for start in (0..a.elements()).step_by(x.len()) {
-            let len = (a.elements() - start).min(x.len() as u64) as usize;
+        for start in (first..end).step_by(x.len()) {
+            let len = (end - start).min(x.len() as u64) as usize;
             let (x, y) = (&mut x[..len], &mut y[..len]);
-            let decoded = decode_f32s(a.dtype(), a.data(), start, x)
-                .and_then(|()| decode_f32s(a.dtype(), other.data(), start, y));
+            let decoded = decode_f32s(dtype, tensor.data(), start, x)
+                .and_then(|()| decode_f32s(dtype, &piece.data, start - first, y));
             if let Err(e) = decoded {
-                debug_assert!(!a.dtype().is_float(), "{e}");
+                debug_assert!(!dtype.is_float(), "{e}");
                 break;
             }
             for (&x, &y) in x.iter().zip(&*y).filter(|(x, _)| x.is_finite()) {
                 let (x, y) = (f64::from(x), f64::from(y));
-                squares += x * x;
-                errors += (x - y) * (x - y);
+                self.squares += x * x;
+                self.errors += (x - y) * (x - y);
             }
         }
     }
-    if errors == 0.0 { 0.0 } else { (errors / squares).sqrt() }
+
+    /// Returns `||a - b|| / ||a||`.
+    fn relative_l2(&self) -> f64 {
+        if self.errors == 0.0 { 0.0 } else { (self.errors / self.squares).sqrt() }
+    }
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ mod records;
 mod recover;
 mod reduce;
 mod signals;
+mod spool;
 #[cfg(feature = "store")]
 mod store;
 mod stream;

@@ -149,6 +149,16 @@ fn a_tensor_larger_than_the_limit_is_encoded_compared_and_applied() {
     run(dir.path(), "diff b.safetensors d.gcu --base a.safetensors", limit);
 }
 
+#[test]
+fn updates_larger_than_the_limit_are_measured() {
+    let dir = folder();
+    filled(&path(&dir, "a.safetensors"), 16, None);
+    let codecs = ["raw", "natural", "int8", "sign", "lossless"].map(|codec| format!("--codec {codec}"));
+    // The speed of the memory is measured with a buffer of 256 MiB.
+    let line = format!("bench a.safetensors --runs 1 {}", codecs.join(" "));
+    run(dir.path(), &line, limit(8 << 20) + (256 << 20));
+}
+
 /// Compares the elements of two files, which are at their ends.
 #[cfg(feature = "store")]
 #[track_caller]

@@ -3,19 +3,17 @@
 use super::turns::{self, Update, explained};
 use super::{Args, Width};
 use crate::assign::{self, Plan, fitting};
-use crate::fail::{Failure, InFile, InOutput, Result};
-use crate::input::{Input, is_standard};
+use crate::fail::{Failure, InFile, Result};
+use crate::spool::Spool;
 use crate::stream::{check_bytes, explain};
 use crate::tensors::{self, Outline};
 use gcodec::compress::{self, Options};
-use gcodec::file::Map;
 use gcodec::frame::{Manifest, TensorInfo};
 use gcodec::reduce::{Precision, Sum, SumOptions, SumPieces};
 use gcodec::{Codec, TensorView, Writer};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The sum or mean of one turn.
@@ -58,10 +56,13 @@ impl<'a> Dense<'a> {
             return written.map_err(|e| self.explained(e));
         };
         let manifest = Arc::clone(&self.manifest);
-        let spool = Spool::new(self)?;
+        // A codec takes whole tensors, which need not fit in memory.
+        let mut spool = Spool::beside(&self.args.output);
+        self.each(|_, bytes| spool.add(bytes))?;
+        let elements = spool.finish()?;
         let plan = Plan::new(codec, &[]);
         let inputs: Vec<_> = (0u64..)
-            .zip(spool.tensors(&manifest)?)
+            .zip(tensors(&manifest, &elements)?)
             .map(|(tensor, (name, view))| compress::Input { tensor, name, view, base: None })
             .collect();
         let codecs: Vec<Codec> =
@@ -103,40 +104,13 @@ impl<'a> Dense<'a> {
     }
 }
 
-/// The elements of a sum in a temporary file, from where a codec takes whole tensors: they need not fit in
-/// memory. The file has no name, so that nothing stays behind, however the program ends.
-struct Spool(Input);
-
-impl Spool {
-    fn new(mut sum: Dense<'_>) -> Result<Self> {
-        let folder = match sum.args.output.parent() {
-            _ if is_standard(&sum.args.output) => std::env::temp_dir(),
-            Some(folder) if folder != Path::new("") => folder.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let mut out = BufWriter::with_capacity(1 << 20, tempfile::tempfile_in(&folder).in_output(&folder)?);
-        sum.each(|_, bytes| out.write_all(bytes).in_output(&folder))?;
-        let file = out.into_inner().map_err(std::io::IntoInnerError::into_error).in_output(&folder)?;
-        map(&file).map(Self).in_output(&folder)
-    }
-
-    /// Returns the tensors of a manifest with their names.
-    fn tensors<'t>(&'t self, manifest: &'t Manifest) -> Result<Vec<(&'t str, TensorView<'t>)>> {
-        let mut rest = &*self.0;
-        let tensor = |info: &'t TensorInfo| {
-            let len = usize::try_from(info.bytes()).unwrap_or(usize::MAX);
-            let (data, after) = rest.split_at_checked(len).unwrap_or((rest, &[]));
-            rest = after;
-            Ok((info.name.as_str(), TensorView::new(info.dtype, &info.shape, data)?))
-        };
-        manifest.tensors().iter().map(tensor).collect()
-    }
-}
-
-/// Maps a file, which may be empty.
-fn map(file: &File) -> std::io::Result<Input> {
-    match file.metadata()?.len() {
-        0 => Ok(Input::Owned(Vec::new())),
-        _ => Map::of(file).map(Input::Mapped),
-    }
+/// Returns the tensors of a manifest with their names, whose elements lie one after another.
+fn tensors<'t>(manifest: &'t Manifest, mut elements: &'t [u8]) -> Result<Vec<(&'t str, TensorView<'t>)>> {
+    let tensor = |info: &'t TensorInfo| {
+        let len = usize::try_from(info.bytes()).unwrap_or(usize::MAX);
+        let (data, after) = elements.split_at_checked(len).unwrap_or((elements, &[]));
+        elements = after;
+        Ok((info.name.as_str(), TensorView::new(info.dtype, &info.shape, data)?))
+    };
+    manifest.tensors().iter().map(tensor).collect()
 }
