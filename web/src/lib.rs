@@ -1,8 +1,9 @@
 //! `gcodec inspect` for a browser: the modules of the command line that read and report, on files that
 //! JavaScript reads by ranges, behind a few functions of WebAssembly.
 //!
-//! `session` answers requests; `abi` carries them to and from JavaScript; `files`, `console`, `progress` and
-//! `signals` stand in for the modules of these names in tools/cli, whose others are the same files.
+//! `session` answers requests; `abi` carries them to and from JavaScript; `files`, `console`, `progress`,
+//! `signals` and `spool` stand in for the modules of these names in tools/cli, whose others are the same
+//! files.
 
 #![deny(unsafe_code)]
 
@@ -46,6 +47,7 @@ mod inspect;
 mod progress;
 mod session;
 mod signals;
+mod spool;
 
 pub use files::{add, clear};
 pub use session::{Answer, answer};

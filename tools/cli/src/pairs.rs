@@ -82,7 +82,7 @@ pub(crate) type Take<'t> = dyn FnMut(usize, &TensorView<'_>, &TensorView<'_>) + 
 /// `pairs`: places in the outlines of `a` and `b`; both have the same shape.
 ///
 /// # Memory
-/// The pieces of [`Updates::decode_to`] for one update. Of two updates, one is decoded whole.
+/// The pieces of [`Updates::decode_to`]. Of two updates, one is decoded to a temporary file.
 pub(crate) fn walk(a: &Side<'_>, b: &Side<'_>, pairs: &[(usize, usize)], take: &mut Take<'_>) -> Result<()> {
     match (a, b) {
         (Side::Tensors(a), Side::Tensors(b)) => {

@@ -4,14 +4,14 @@ use crate::fail::{Failure, Result};
 use crate::fit;
 use crate::learned;
 use crate::output::warn;
-use crate::tensors::{NamedTensor, Outline};
+use crate::tensors::{NamedTensor, Outline, Spooled};
+use gcodec::Limits;
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
 use gcodec::file::{File, Pieces};
 use gcodec::frame::{FrameHeader, FrameKind, Manifest, TensorInfo, UpdateHeader};
 use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
-use gcodec::{Limits, TensorBuf};
 use gcodec_latent::Models;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -95,7 +95,7 @@ impl<'a> Updates<'a> {
         Ok(number)
     }
 
-    /// Decodes the dense tensors of an update whose names `wanted` accepts.
+    /// Decodes the dense tensors of an update whose names `wanted` accepts, to a temporary file.
     ///
     /// `base`: the tensors that a delta, or an earlier delta of the stream, was made against; all deltas
     /// from there on are applied in turn. A chain of deltas that starts with a full update needs no base.
@@ -105,18 +105,9 @@ impl<'a> Updates<'a> {
         wanted: impl Fn(&str) -> bool,
         base: &Base<'_>,
     ) -> Result<Vec<NamedTensor>> {
-        let mut tensors: Vec<NamedTensor> = Vec::new();
-        let mut unfinished = Vec::new();
-        self.decode_to(number, wanted, base, &mut |info, piece| {
-            unfinished.extend_from_slice(piece);
-            if unfinished.len() as u64 == info.bytes() {
-                let data = std::mem::take(&mut unfinished);
-                let tensor = TensorBuf::new(info.dtype, info.shape.clone(), data)?;
-                tensors.push(NamedTensor::new(info.name.clone(), tensor));
-            }
-            Ok(())
-        })?;
-        Ok(tensors)
+        let mut tensors = Spooled::new();
+        self.decode_to(number, wanted, base, &mut |info, bytes| tensors.add(&Outline::from(info), bytes))?;
+        tensors.finish()
     }
 
     /// Decodes as [`Self::decode`], and calls `take` with the elements of each tensor, in one or several

@@ -125,6 +125,7 @@ fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
         run(dir.path(), &format!("encode b.safetensors -o b.gcu --codec {codec}"), limit(8 << 20));
     }
     run(dir.path(), "diff b.safetensors b.gcu", limit(8 << 20));
+    run(dir.path(), "diff b.gcu b.gcu", limit(8 << 20));
     run(dir.path(), "digest b.safetensors", limit(8 << 20));
     run(dir.path(), "digest b.gcu", limit(8 << 20));
     run(dir.path(), "compress b.safetensors -o whole.gcu", limit(8 << 20));
@@ -157,6 +158,19 @@ fn updates_larger_than_the_limit_are_measured() {
     // The speed of the memory is measured with a buffer of 256 MiB.
     let line = format!("bench a.safetensors --runs 1 {}", codecs.join(" "));
     run(dir.path(), &line, limit(8 << 20) + (256 << 20));
+}
+
+#[test]
+fn a_run_whose_weights_are_larger_than_the_limit_is_audited() {
+    let dir = folder();
+    for (name, changed) in [("a", None), ("b", Some(6)), ("c", Some(9))] {
+        filled(&path(&dir, &format!("{name}.safetensors")), 16, changed);
+    }
+    let limit = limit(32 << 20);
+    let encode = "encode b.safetensors c.safetensors -o run.gcu --codec delta --base a.safetensors";
+    run(dir.path(), encode, limit);
+    run(dir.path(), "audit run.gcu --base a.safetensors", limit);
+    run(dir.path(), "audit a.safetensors b.safetensors c.safetensors", limit);
 }
 
 /// Compares the elements of two files, which are at their ends.

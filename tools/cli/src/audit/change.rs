@@ -1,17 +1,23 @@
 //! Elements that change from one version of a tensor to the next, counted.
 
+use crate::fail::{InOutput, Result};
 use gcodec::TensorView;
 use gcodec::internal::element::{bits_at, ulp_diff};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::AddAssign;
+use tempfile::SpooledTempFile;
 
 /// Classes of distances: 1, 2, 3 to 4, 5 to 8, 9 to 16 and so on, each to a power of two.
 pub(super) const CLASSES: usize = 64;
 /// Elements of a word of [`History`].
 const WORD: usize = 64;
+const WORD_BYTES: usize = 8;
 /// Words that one thread compares at a time.
 const WORDS: usize = 1024;
+/// Bytes of a chunk of a [`History`]. The unit tests have small ones, to cut more.
+const CHUNK: usize = if cfg!(test) { 32 } else { 1 << 20 };
 
 /// Counts of the elements that changed in one step, or in several.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -79,50 +85,115 @@ fn until_last<S: serde::Serializer>(ulps: &[u64; CLASSES], serializer: S) -> Res
     ulps[..len].serialize(serializer)
 }
 
-/// Elements of a tensor that changed before, a bit for each: in the step before, and in any.
-#[derive(Debug, Default)]
+/// The bits of all histories: few in memory, others in a temporary file. They are a quarter of a byte for
+/// each element, and weights need not fit in memory.
+pub(super) struct Bits {
+    file: SpooledTempFile,
+    len: u64,
+}
+
+impl Default for Bits {
+    fn default() -> Self {
+        Self { file: tempfile::spooled_tempfile(CHUNK), len: 0 }
+    }
+}
+
+impl Bits {
+    /// Calls `change` with bytes at an offset, and keeps what it makes of them.
+    fn change<T>(&mut self, at: u64, bytes: &mut [u8], change: impl FnOnce(&mut [u8]) -> T) -> io::Result<T> {
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.read_exact(bytes)?;
+        let result = change(bytes);
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.write_all(bytes)?;
+        Ok(result)
+    }
+}
+
+/// Elements of a tensor that changed before, a bit for each: in the step before, and in any. A chunk has
+/// words of the one, and as many of the other.
+#[derive(Debug)]
 pub(super) struct History {
-    last: Vec<u64>,
-    any: Vec<u64>,
+    /// Offset of the first chunk.
+    at: u64,
+    /// Whether nothing changed in the step before, whatever the bits say.
+    rested: bool,
+    ever: u64,
 }
 
 impl History {
+    /// Returns the history of a tensor that has not changed yet.
+    pub(super) fn new(bits: &mut Bits, elements: u64) -> Result<Self> {
+        let at = bits.len;
+        bits.len += 2 * WORD_BYTES as u64 * elements.div_ceil(WORD as u64);
+        bits.file.set_len(bits.len).in_output(&std::env::temp_dir())?;
+        Ok(Self { at, rested: false, ever: 0 })
+    }
+
     /// Returns the number of elements that changed at least once.
     pub(super) fn ever(&self) -> u64 {
-        self.any.iter().map(|word| u64::from(word.count_ones())).sum()
+        self.ever
     }
 
     /// Compares two versions of a tensor of one type and shape, and records what changed.
-    pub(super) fn compare(&mut self, old: &TensorView<'_>, new: &TensorView<'_>) -> Change {
-        let words = old.elements().div_ceil(WORD as u64) as usize;
-        self.last.resize(words, 0);
-        self.any.resize(words, 0);
-        let parts = self.last.par_chunks_mut(WORDS).zip(self.any.par_chunks_mut(WORDS)).enumerate();
-        let mut sum = parts
-            .map(|(number, (last, any))| {
-                let mut change = Change::default();
-                for (i, (last, any)) in last.iter_mut().zip(any).enumerate() {
-                    let word = compare_word(old, new, number * WORDS + i, &mut change.ulps);
-                    change.changed += u64::from(word.count_ones());
-                    change.again += u64::from((word & *any).count_ones());
-                    change.again_at_once += u64::from((word & *last).count_ones());
-                    *last = word;
-                    *any |= word;
+    pub(super) fn compare(
+        &mut self,
+        bits: &mut Bits,
+        old: &TensorView<'_>,
+        new: &TensorView<'_>,
+    ) -> Result<Change> {
+        let (bytes, rested) = (2 * WORD_BYTES * old.elements().div_ceil(WORD as u64) as usize, self.rested);
+        let mut sum = Change { elements: old.elements(), ..Change::default() };
+        let mut chunk = vec![0; bytes.min(CHUNK)];
+        for start in (0..bytes).step_by(CHUNK) {
+            let chunk = &mut chunk[..(bytes - start).min(CHUNK)];
+            let compared = bits.change(self.at + start as u64, chunk, |chunk| {
+                let (last, any) = chunk.split_at_mut(chunk.len() / 2);
+                if rested {
+                    last.fill(0);
                 }
-                change
-            })
-            .reduce(Change::default, |mut a, b| {
-                a += &b;
-                a
+                compare_words(old, new, start / (2 * WORD_BYTES), last, any)
             });
-        sum.elements = old.elements();
-        sum
+            sum += &compared.in_output(&std::env::temp_dir())?;
+        }
+        self.ever += sum.changed - sum.again;
+        self.rested = false;
+        Ok(sum)
     }
 
     /// Records a step in which nothing changed.
     pub(super) fn rest(&mut self) {
-        self.last.fill(0);
+        self.rested = true;
     }
+}
+
+/// Compares the elements of consecutive words, and records what changed.
+fn compare_words(
+    old: &TensorView<'_>,
+    new: &TensorView<'_>,
+    first: usize,
+    last: &mut [u8],
+    any: &mut [u8],
+) -> Change {
+    let (last, any) = (last.as_chunks_mut::<WORD_BYTES>().0, any.as_chunks_mut::<WORD_BYTES>().0);
+    let parts = last.par_chunks_mut(WORDS).zip(any.par_chunks_mut(WORDS)).enumerate();
+    let changes = parts.map(|(number, (last, any))| {
+        let mut change = Change::default();
+        for (i, (last, any)) in last.iter_mut().zip(any).enumerate() {
+            let word = compare_word(old, new, first + number * WORDS + i, &mut change.ulps);
+            let before = u64::from_le_bytes(*any);
+            change.changed += u64::from(word.count_ones());
+            change.again += u64::from((word & before).count_ones());
+            change.again_at_once += u64::from((word & u64::from_le_bytes(*last)).count_ones());
+            *last = word.to_le_bytes();
+            *any = (before | word).to_le_bytes();
+        }
+        change
+    });
+    changes.reduce(Change::default, |mut a, b| {
+        a += &b;
+        a
+    })
 }
 
 /// Compares the 64 elements of a word; returns a bit for each that changed.
@@ -171,14 +242,20 @@ mod tests {
             TensorBuf::new(Dtype::I16, vec![200], data).unwrap()
         };
         let versions = [version(&[]), version(&[(0, 1), (199, -9)]), version(&[(0, 1), (199, 0), (70, 4)])];
-        let mut history = History::default();
-        let one = history.compare(&versions[0].view(), &versions[1].view());
+        let mut bits = Bits::default();
+        // Another tensor has the first bits.
+        History::new(&mut bits, 100).unwrap();
+        let mut history = History::new(&mut bits, 200).unwrap();
+        let mut compare = |history: &mut History, old: usize, new: usize| {
+            history.compare(&mut bits, &versions[old].view(), &versions[new].view()).unwrap()
+        };
+        let one = compare(&mut history, 0, 1);
         assert_eq!((one.elements, one.changed, one.again, one.ulps[0], one.ulps[4]), (200, 2, 0, 1, 1));
-        let two = history.compare(&versions[1].view(), &versions[2].view());
+        let two = compare(&mut history, 1, 2);
         assert_eq!((two.changed, two.again, two.again_at_once, two.ulps[2], two.ulps[4]), (2, 1, 1, 1, 1));
         assert_eq!(history.ever(), 3);
         history.rest();
-        let three = history.compare(&versions[2].view(), &versions[1].view());
+        let three = compare(&mut history, 2, 1);
         assert_eq!((three.changed, three.again, three.again_at_once), (2, 2, 0));
     }
 
@@ -192,7 +269,9 @@ mod tests {
             // One in the last place of the last element.
             let at = (len - dtype.bits().div_ceil(8) as usize).min(len - 1);
             b.data_mut()[at] ^= if dtype.bits() == 4 { 0x10 } else { 1 };
-            let change = History::default().compare(&a.view(), &b.view());
+            let mut bits = Bits::default();
+            let mut history = History::new(&mut bits, elements).unwrap();
+            let change = history.compare(&mut bits, &a.view(), &b.view()).unwrap();
             assert_eq!((change.changed, change.ulps[0]), (1, 1), "{dtype}");
         }
     }

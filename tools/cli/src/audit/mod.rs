@@ -15,12 +15,12 @@ use crate::progress::Progress;
 use crate::stream::Updates;
 use crate::tensors::versions;
 use crate::tensors::{Any, Dump, Labels, NamedTensor, Outline, folder};
-use change::{Change, History};
+use change::{Bits, Change, History};
 use gcodec::Limits;
 use gcodec_latent::Models;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -164,6 +164,7 @@ struct Chain {
     prefixes: Prefixes,
     weights: BTreeMap<String, NamedTensor>,
     history: HashMap<String, History>,
+    bits: Bits,
     totals: BTreeMap<String, Change>,
     steps: Vec<Step>,
     /// Step of the latest version, if it is known.
@@ -286,14 +287,18 @@ impl Chain {
             return Err(Failure::usage(format_args!("the version before is of another model: {what}")));
         }
         for (name, old) in &mut self.weights {
-            let history = self.history.entry(name.clone()).or_default();
+            let elements = old.view().elements();
+            let history = match self.history.entry(name.clone()) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(History::new(&mut self.bits, elements)?),
+            };
             let mut change = match new.remove(name) {
                 None => {
                     history.rest();
-                    Change { elements: old.view().elements(), ..Change::default() }
+                    Change { elements, ..Change::default() }
                 }
                 Some(tensor) => {
-                    let change = history.compare(&old.view(), &tensor.view());
+                    let change = history.compare(&mut self.bits, &old.view(), &tensor.view())?;
                     *old = tensor;
                     change
                 }

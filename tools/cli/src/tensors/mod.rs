@@ -16,6 +16,7 @@ pub(crate) mod npz;
 mod opaque;
 pub(crate) mod safetensors;
 pub(crate) mod shards;
+mod spooled;
 mod streamed;
 pub(crate) mod torch;
 mod values;
@@ -33,6 +34,7 @@ use kind::Kind;
 pub(crate) use label::{Label, Labels};
 pub(crate) use laid::Laid;
 pub(crate) use opaque::Opaque;
+pub(crate) use spooled::Spooled;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -257,10 +259,14 @@ impl NamedTensor {
         Ok(Self { name, dtype, shape, data, stored: None })
     }
 
-    /// Returns a copy that owns its elements.
+    /// Returns a copy. It shares the elements of a file.
     pub(crate) fn copied(&self) -> Self {
         let (name, shape) = (self.name.clone(), self.shape.clone());
-        Self { name, dtype: self.dtype, shape, data: Data::Owned(self.bytes().into_owned()), stored: None }
+        let data = match &self.data {
+            Data::Shared(shared) => Data::shared(&shared.input, shared.range.clone()),
+            other => Data::Owned(other.read().into_owned()),
+        };
+        Self { name, dtype: self.dtype, shape, data, stored: None }
     }
 
     /// Returns the name.

@@ -1,7 +1,7 @@
 //! How the difference of a tensor is written, and the checksum of the result.
 
 use crate::fail::{Failure, Result};
-use crate::stream::Updates;
+use crate::stream::{Base, Updates};
 use crate::tensors::NamedTensor;
 use gcodec::compress;
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
@@ -126,8 +126,11 @@ fn change_by_stream(data: &mut [u8], stream: &[u8]) -> Result<()> {
         )));
     }
     let base = TensorView::new(info.dtype, &info.shape, data)?;
-    let tensors = updates.decode(0, |_| true, &[(info.name.clone(), base)].into())?;
-    let new = tensors.first().map(NamedTensor::bytes).unwrap_or_default().into_owned();
+    let (base, mut new) = (Base::from([(info.name.clone(), base)]), Vec::new());
+    updates.decode_to(0, |_| true, &base, &mut |_, bytes| {
+        new.extend_from_slice(bytes);
+        Ok(())
+    })?;
     if new.len() == data.len() {
         data.copy_from_slice(&new);
     }

@@ -17,7 +17,7 @@
 mod encoding;
 
 use super::shards::{self, Index};
-use super::{Data, Dump, NamedTensor, Opaque, Room, folder, kind, quoted};
+use super::{Data, Dump, NamedTensor, Opaque, Outline, Room, Spooled, folder, kind, quoted};
 use crate::fail::{Failure, InFile, Result};
 use crate::files;
 use crate::input::{DEFAULT_MAX_BYTES, Input};
@@ -244,10 +244,22 @@ impl Step {
         found.map(open).transpose()
     }
 
-    /// Returns the tensors of the version, whose base these are.
+    /// Returns the tensors of the version, whose base these are. Those that change are in a temporary file.
     pub(crate) fn resolve(self, base: Dump) -> Result<Dump> {
         let start = Start::Version(self.difference.base);
-        Chain { steps: vec![self], start }.resolve(Some(base))
+        let chain = Chain { steps: vec![self], start };
+        let mut dump = chain.begin_within(Some(base), &mut Room::default())?;
+        let is_changed = |tensor: &&mut NamedTensor| chain.steps[0].changes.contains_key(tensor.name());
+        let mut changed: Vec<&mut NamedTensor> = dump.tensors.iter_mut().filter(is_changed).collect();
+        let mut spooled = Spooled::new();
+        for tensors in changed.chunks(rayon::current_num_threads()) {
+            let found: Vec<_> = tensors.par_iter().map(|tensor| chain.bytes_of(tensor)).collect();
+            for (tensor, bytes) in tensors.iter().zip(found) {
+                spooled.add(&Outline::from(&**tensor), &bytes?)?;
+            }
+        }
+        changed.iter_mut().zip(spooled.finish()?).for_each(|(tensor, new)| **tensor = new);
+        Ok(dump)
     }
 
     /// Returns the names of the tensors that change.
