@@ -1,6 +1,7 @@
 //! Items for this repository's other crates and tests alone: any version may change or remove them.
 
 pub use crate::codes::CODINGS;
+pub use crate::compress::pending::batches;
 pub use crate::digest::hash::run_digest;
 pub use crate::frame::header::{HEADER_LEN, PREAMBLE_LEN, SYNC};
 pub use crate::frame::update::AttributeId;

@@ -15,7 +15,7 @@ mod extents;
 mod feedback;
 mod moments;
 mod options;
-mod pending;
+pub(crate) mod pending;
 pub(crate) mod select;
 pub mod senders;
 mod settings;

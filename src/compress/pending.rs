@@ -91,6 +91,24 @@ pub fn pending<'a>(inputs: &'a [Input<'a>], codecs: &'a [Codec], options: &Optio
     Ok(pending)
 }
 
+/// Returns the inputs that can be compressed apart from others: [`compress()`] of one range after another
+/// makes the blocks of all. A sender with feedback then needs the residuals of one range at a time.
+///
+/// # Errors
+/// As [`pending`].
+pub fn batches(inputs: &[Input<'_>], codecs: &[Codec], options: &Options) -> Result<Vec<Range<usize>>> {
+    let work = pending(inputs, codecs, options)?.work;
+    let start = |work: &Work<'_>| match work {
+        Work::Together(run) => Some(run.start),
+        Work::Large(i, _) => Some(*i),
+        // Without residuals, and thus with those before.
+        Work::Changes(..) => None,
+    };
+    let mut from = 0;
+    let ends = work.iter().filter_map(start).filter(|start| *start > 0).chain([inputs.len()]);
+    Ok(ends.map(|end| std::mem::replace(&mut from, end)..end).collect())
+}
+
 impl Pending<'_> {
     /// Returns the runs that the update's header has, as [`deltas`](super::deltas) does for blocks that are
     /// made, for all inputs with a base. `digests`: those of the bases, if they are known.
@@ -291,7 +309,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::compress::deltas;
+    use crate::compress::{Feedback, deltas};
     use crate::frame::{TensorInfo, UpdateHeader};
     use crate::random::word;
     use crate::stream::{EncodeOptions, Encoder};
@@ -330,6 +348,13 @@ mod tests {
         let update = header(blocks.deltas(&manifest, &mut Digests::default()).unwrap());
         Encoder::new(EncodeOptions::default()).update(&mut in_batches, &update, &manifest, blocks).unwrap();
         assert!(at_once == in_batches, "{}", codecs[0]);
+        let [mut of_all, mut apart] = [Feedback::new(), Feedback::new()];
+        let blocks = compress(&inputs, codecs, options, Some(&mut of_all)).unwrap();
+        let ranges = batches(&inputs, codecs, options).unwrap().into_iter();
+        let made = ranges.flat_map(|range| {
+            compress(&inputs[range.clone()], &codecs[range], options, Some(&mut apart)).unwrap()
+        });
+        assert!(made.eq(blocks) && of_all == apart, "{} with feedback", codecs[0]);
     }
 
     #[test]

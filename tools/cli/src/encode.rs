@@ -2,6 +2,7 @@
 
 use crate::assign::{self, Plan, Rule, fitting};
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
+use crate::feedback::{Residuals, Saved};
 use crate::fit::{self, Prefixes};
 use crate::input::is_standard;
 use crate::learned::{self, Chosen};
@@ -11,16 +12,18 @@ use crate::order;
 use crate::origin::{Guesses, Origin};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::progress::Progress;
-use crate::tensors::{self, Dump, Labels, NamedTensor, Outline};
-use gcodec::block::Profile;
-use gcodec::compress::{self, Digests, Feedback, Input, NonFinite, Options};
+use crate::tensors::{Dump, Labels, NamedTensor, Outline};
+use gcodec::block::{PendingBlock, Profile};
+use gcodec::compress::{self, Digests, Input, NonFinite, Options};
 use gcodec::file::{File, Map};
-use gcodec::frame::{Metadata, UpdateHeader};
+use gcodec::frame::{Manifest, Metadata, UpdateHeader};
+use gcodec::internal::batches;
 use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, Limits, TensorView, Writer};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Encode tensors as a stream of updates
@@ -111,7 +114,8 @@ pub(crate) struct Args {
     /// Leave out the inputs' own metadata
     #[arg(long)]
     no_metadata: bool,
-    /// File of the residuals of lossy codecs (error feedback): read if it exists, and written at the end
+    /// File of the residuals of lossy codecs (error feedback): read if it exists, and replaced when the
+    /// stream is complete
     #[arg(long, value_name = "FILE")]
     feedback: Option<PathBuf>,
     /// Replace NaN and infinity with zero where a lossy codec cannot encode them, instead of failing
@@ -151,8 +155,10 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         true => append(args, quiet)?,
         false => {
             let mut writer = Writer::new(Counted::new(Output::create(&args.output)?), args.options());
-            let totals = write(args, &mut writer, Places::new(args), quiet)?;
-            (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?)
+            let (totals, residuals) = write(args, &mut writer, Places::new(args), quiet)?;
+            let bytes_out = writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?;
+            residuals.map_or(Ok(()), Saved::commit)?;
+            (totals, bytes_out)
         }
     };
     if !quiet {
@@ -196,9 +202,10 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     let old_len = bytes.len() as u64;
     let write_on = || {
         let mut writer = gcodec::file::append(path, args.options()).in_file(path)?;
-        let totals = write(args, &mut writer, places, quiet)?;
+        let (totals, residuals) = write(args, &mut writer, places, quiet)?;
         let file = writer.finish().in_file(path)?;
         file.sync_all().in_file(path)?;
+        residuals.map_or(Ok(()), Saved::commit)?;
         Ok((totals, file.metadata().in_file(path)?.len() - old_len))
     };
     write_on().inspect_err(|_| {
@@ -209,13 +216,14 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     })
 }
 
-/// Writes the updates.
+/// Writes the updates. Returns the file of residuals, to be put in its place when the stream is complete:
+/// with an old one, the same updates can be encoded again.
 fn write<W: Write>(
     args: &Args,
     writer: &mut Writer<W>,
     mut places: Places<'_>,
     quiet: bool,
-) -> Result<Totals> {
+) -> Result<(Totals, Option<Saved>)> {
     if !args.meta.is_empty() {
         let entries: BTreeMap<_, _> = args.meta.iter().cloned().collect();
         if entries.len() != args.meta.len() {
@@ -223,13 +231,7 @@ fn write<W: Write>(
         }
         writer.metadata(&Metadata { entries }).in_output(&args.output)?;
     }
-    let mut feedback = match &args.feedback {
-        Some(path) if path.exists() => {
-            let tensors = Dump::open(path)?.tensors.into_iter().map(NamedTensor::into_parts);
-            Some(Feedback::load(tensors.collect::<gcodec::Result<Vec<_>>>()?).in_file(path)?)
-        }
-        path => path.as_ref().map(|_| Feedback::new()),
-    };
+    let mut residuals = args.feedback.as_deref().map(Residuals::open).transpose()?;
     let options = Options::default().with_non_finite(match args.zero_non_finite {
         true => NonFinite::Zero,
         false => NonFinite::Reject,
@@ -264,7 +266,7 @@ fn write<W: Write>(
         }
         let update =
             Update { args, plan: &plan, learned: learned.as_ref(), options: &options, number, place, quiet };
-        let written = update.write(writer, &dump, base.as_ref(), feedback.as_mut());
+        let written = update.write(writer, &dump, base.as_ref(), residuals.as_mut());
         // The tensors are in memory by now: only writing can fail in the system.
         written.map_err(|f| if f.code == Code::Io { f.in_output(&args.output) } else { f.in_file(path) })?;
         totals.updates += 1;
@@ -278,12 +280,7 @@ fn write<W: Write>(
     if !quiet {
         places.guesses.note();
     }
-    if let (Some(path), Some(feedback)) = (&args.feedback, &feedback) {
-        let saved = feedback.save();
-        let views: Vec<_> = saved.iter().map(|(name, t)| (name.as_str(), t.view())).collect();
-        tensors::write(path, &views, &BTreeMap::new())?;
-    }
-    Ok(totals)
+    Ok((totals, residuals.map(Residuals::save).transpose()?))
 }
 
 /// One of the updates that the command writes.
@@ -401,7 +398,7 @@ impl Update<'_> {
         writer: &mut Writer<W>,
         dump: &Dump,
         base: Option<&Dump>,
-        feedback: Option<&mut Feedback>,
+        residuals: Option<&mut Residuals>,
     ) -> Result<()> {
         let named = || dump.tensors.iter().map(|t| (t.name(), t.view()));
         let manifest = assign::manifest_of(named())?;
@@ -425,24 +422,49 @@ impl Update<'_> {
             true => Codec::LOSSLESS.to_string(),
             false => Plan::new(self.args.codec.codec().later(self.number), &self.args.rules).label(),
         };
-        let mut header = UpdateHeader::default()
+        let header = UpdateHeader::default()
             .with_step(self.place.step)
             .with_sender(self.place.sender)
             .with_world(self.place.world)
             .with_label(self.learned.map_or(label, learned::Encoder::label));
-        let explained = |e| assign::explain(e, &manifest);
-        if feedback.is_none() && self.learned.is_none() {
-            let mut blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
-            header = header.with_runs(blocks.deltas(&manifest, &mut Digests::default()).map_err(explained)?);
-            return writer.update(&header, &manifest, blocks).map_err(explained);
+        self.write_blocks(writer, header, &manifest, &inputs, &codecs, residuals)
+    }
+
+    fn write_blocks<W: Write>(
+        &self,
+        writer: &mut Writer<W>,
+        header: UpdateHeader,
+        manifest: &Arc<Manifest>,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        residuals: Option<&mut Residuals>,
+    ) -> Result<()> {
+        let explained = |e| assign::explain(e, manifest);
+        // Only lossy codecs have residuals, and only lossless ones deltas.
+        let residuals = residuals.filter(|_| codecs.iter().any(Codec::is_lossy));
+        if let Some(learned) = self.learned {
+            // All at once: the values of consecutive tensors are one signal.
+            let all = 0..inputs.len();
+            let blocks = match residuals {
+                Some(residuals) => residuals.update(vec![all], inputs, codecs, self.options, |blocks| {
+                    blocks.collect::<gcodec::Result<Vec<_>>>().map_err(explained)
+                })?,
+                None => compress::compress(inputs, codecs, self.options, None).map_err(explained)?,
+            };
+            let blocks = learned.encode(blocks, manifest, self.place.sender)?;
+            let runs = compress::deltas(manifest, inputs, codecs, &blocks).map_err(explained)?;
+            return writer.update(&header.with_runs(runs), manifest, blocks).map_err(explained);
         }
-        let blocks = compress::compress(&inputs, &codecs, self.options, feedback).map_err(explained)?;
-        let blocks = match self.learned {
-            Some(learned) => learned.encode(blocks, &manifest, self.place.sender)?,
-            None => blocks,
-        };
-        header = header.with_runs(compress::deltas(&manifest, &inputs, &codecs, &blocks).map_err(explained)?);
-        writer.update(&header, &manifest, blocks).map_err(explained)
+        if let Some(residuals) = residuals {
+            let ranges = batches(inputs, codecs, self.options).map_err(explained)?;
+            return residuals.update(ranges, inputs, codecs, self.options, |blocks| {
+                let blocks = blocks.map(|block| block.map(PendingBlock::from));
+                writer.update(&header, manifest, blocks).map_err(explained)
+            });
+        }
+        let mut blocks = compress::pending(inputs, codecs, self.options).map_err(explained)?;
+        let runs = blocks.deltas(manifest, &mut Digests::default()).map_err(explained)?;
+        writer.update(&header.with_runs(runs), manifest, blocks).map_err(explained)
     }
 
     /// Returns the codec of each tensor, and prints notes on choices that may surprise the user.

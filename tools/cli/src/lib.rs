@@ -23,6 +23,7 @@ mod digest;
 mod encode;
 mod fail;
 mod features;
+mod feedback;
 mod files;
 mod fit;
 mod input;

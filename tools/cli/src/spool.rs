@@ -1,5 +1,5 @@
-//! Bytes that are written once and then read: few in memory, others in a temporary file. The file has no name,
-//! so that nothing stays behind, however the program ends.
+//! Bytes that are written once and then read: few in memory, others in a temporary file. The file has no
+//! name, so that nothing stays behind, however the program ends.
 
 use crate::fail::{InOutput, Result};
 use crate::input::{Input, is_standard};

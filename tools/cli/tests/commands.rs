@@ -236,6 +236,12 @@ fn error_feedback_is_kept_from_run_to_run() {
     let text = dir.run("diff left.safetensors a.gcu --json").out();
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["total"]["cosine"], 0.0);
+    // A command that fails leaves both files.
+    let read = || ["left.safetensors", "a.gcu"].map(|name| std::fs::read(dir.path(name)).unwrap());
+    let before = read();
+    let line = format!("encode {b} missing.npz -o a.gcu --codec natural --feedback left.safetensors");
+    dir.fails(74, "missing.npz", &line);
+    assert!(read() == before);
 }
 
 #[test]

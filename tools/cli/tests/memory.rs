@@ -161,6 +161,19 @@ fn updates_larger_than_the_limit_are_measured() {
 }
 
 #[test]
+fn updates_with_residuals_larger_than_the_limit_are_encoded() {
+    let dir = folder();
+    filled(&path(&dir, "a.safetensors"), 16, None);
+    // The blocks of one part, and the residual of one tensor in f32 and its successor.
+    let limit = limit(8 << 20) + (64 << 20) + 2 * 4 * LEN;
+    for codec in ["natural", "int8"] {
+        let line = format!("encode a.safetensors -o a.gcu --codec {codec} --feedback {codec}.safetensors");
+        run(dir.path(), &line, limit);
+        run(dir.path(), &line, limit);
+    }
+}
+
+#[test]
 fn a_run_whose_weights_are_larger_than_the_limit_is_audited() {
     let dir = folder();
     for (name, changed) in [("a", None), ("b", Some(6)), ("c", Some(9))] {

@@ -37,6 +37,7 @@ pub(crate) use opaque::Opaque;
 pub(crate) use spooled::Spooled;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -367,6 +368,17 @@ pub(crate) fn write_from(
     input: Option<&Path>,
     source: &mut Source<'_>,
 ) -> Result<()> {
+    prepare(path, outlines, metadata, input, source)?.finish().in_output(path)
+}
+
+/// Writes tensors as [`write_from`] does, to an output that the caller finishes.
+pub(crate) fn prepare(
+    path: &Path,
+    outlines: &[Outline<'_>],
+    metadata: &BTreeMap<String, String>,
+    input: Option<&Path>,
+    source: &mut Source<'_>,
+) -> Result<Output> {
     let format = check_output(path)?;
     let labels = Labels::of(metadata);
     let mut out = Output::create(path)?;
@@ -388,7 +400,7 @@ pub(crate) fn write_from(
     };
     match written {
         Err(failure) if is_of_source => Err(input.into_iter().fold(failure, Failure::in_file)),
-        written => written.and_then(|()| Ok(out.finish()?)).in_output(path),
+        written => written.and_then(|()| Ok(out.flush()?)).map(|()| out).in_output(path),
     }
 }
 
