@@ -45,18 +45,23 @@ def main() -> None:
         sys.exit(__doc__)
     gcodec, file, *bases = sys.argv[1:]
     whole, delta, copy = (f"{file}.{name}" for name in ("whole.gcu", "delta.gcu", "copy.safetensors"))
-    new, store = f"{file}.new.safetensors", f"{file}.store"
+    new, store, residuals = f"{file}.new.safetensors", f"{file}.store", f"{file}.residuals.safetensors"
+    feedback = [gcodec, "encode", "-q", file, "-o", new, "--codec", "int8", "--feedback", residuals]
     rows = [
         ("`cp`", ["cp", file, copy]),
         ("`encode --codec lossless`", [gcodec, "encode", "-q", file, "-o", whole, "--codec", "lossless"]),
         ("`decode` of it", [gcodec, "decode", whole, "-o", copy]),
         ("`diff` of it with the file", [gcodec, "diff", file, whole]),
+        ("`diff` of it with itself", [gcodec, "diff", whole, whole]),
+        ("`encode --codec int8 --feedback`", feedback),
+        ("`bench --codec int8`", [gcodec, "bench", file, "--codec", "int8", "--runs", "2"]),
     ]
     for base in bases:
         encode = [gcodec, "encode", "-q", file, "-o", delta, "--codec", "delta", "--base", base]
         rows += [
             ("`encode --codec delta`", encode),
             ("`decode` of the delta", [gcodec, "decode", delta, "-o", copy, "--base", base]),
+            ("`audit` of the delta", [gcodec, "audit", delta, "--base", base]),
             ("`publish` of the base", [gcodec, "publish", "-q", store, base]),
             ("`pull` of it", [gcodec, "pull", "-q", store, "-o", copy]),
             ("`publish` of the file", [gcodec, "publish", "-q", store, file]),
@@ -79,7 +84,7 @@ def main() -> None:
             print(f"| {name} | {cells} |", flush=True)
     finally:
         shutil.rmtree(store, ignore_errors=True)
-        for path in (whole, delta, copy, new):
+        for path in (whole, delta, copy, new, residuals):
             if os.path.exists(path):
                 os.remove(path)
 

@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 #[command(after_help = "\
 Encoding goes from dense tensors to bytes, and includes selection and quantisation. Decoding
 goes from bytes to dense tensors, into memory that is already allocated. Both include all headers.
+Neither includes the temporary file for an encoded update of many bytes. Tensors that are larger than
+the memory are read from their file in each run.
 
 Examples:
   gcodec bench grad.safetensors

@@ -36,8 +36,8 @@ impl Residuals {
         Ok(residuals)
     }
 
-    /// Compresses the tensors of an update with their residuals, one of the ranges at a time while `write` takes
-    /// the blocks. If it succeeds, the new residuals replace the old ones.
+    /// Compresses the tensors of an update with their residuals, one of the ranges at a time while `write`
+    /// takes the blocks. If it succeeds, the new residuals replace the old ones.
     pub(crate) fn update<T>(
         &mut self,
         ranges: Vec<Range<usize>>,
