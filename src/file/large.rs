@@ -13,7 +13,7 @@ use crate::digest::SumDigest;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, TensorInfo, UpdatePart};
 use crate::limits::in_memory;
-use crate::stream::{copy, span};
+use crate::stream::{Spare, copy, span};
 use crate::tensor::TensorView;
 
 /// A tensor that blocks of consecutive elements cover, each of this tensor only: dense blocks, or those of a
@@ -114,13 +114,14 @@ impl<'f, 'a> Large<'f, 'a> {
     }
 
     /// Decodes the next elements.
-    pub(super) fn next(&mut self, spare: &mut Vec<Vec<u8>>) -> Result<Option<Piece>> {
+    pub(super) fn next(&mut self, spare: &mut Spare) -> Result<Option<Piece>> {
         if self.done == self.bytes {
             return Ok(None);
         }
         let (range, blocks) = self.window();
         self.done = range.end;
-        let mut data = pages::of_len(spare.pop().unwrap_or_default(), in_memory(range.end - range.start));
+        let len = in_memory(range.end - range.start);
+        let mut data = pages::of_len(spare.take(len).unwrap_or_default(), len);
         if let Some(delta) = &self.delta {
             copy(&delta.base[in_memory(range.start)..in_memory(range.end)], &mut data);
         }

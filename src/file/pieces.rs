@@ -10,7 +10,7 @@ use crate::digest::{SumDigest, TensorDigests};
 use crate::error::Result;
 use crate::frame::{Delta, Manifest, TensorInfo, run_digest, tensor_digest};
 use crate::limits::in_memory;
-use crate::stream::Assembler;
+use crate::stream::{Assembler, Spare};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Bytes of tensors that are decoded at a time, for each thread. The unit tests decode few, to cut more.
@@ -54,7 +54,7 @@ pub struct Pieces<'f, 'a> {
     /// Sums of bases that are known.
     sums: HashMap<String, SumDigest>,
     /// Memory of earlier pieces.
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
 }
 
 impl<'a> File<'a> {
@@ -80,7 +80,10 @@ impl<'a> File<'a> {
         let updates = self.chain(update, base)..=update;
         let joined = self.joined(updates.clone(), manifest);
         let (next, ready, large, sums, spare) = Default::default();
-        Ok(Pieces { file: self, updates, base, wanted, joined, next, ready, large, sums, spare })
+        let mut pieces =
+            Pieces { file: self, updates, base, wanted, joined, next, ready, large, sums, spare };
+        pieces.spare = Spare::new(pieces.most());
+        Ok(pieces)
     }
 
     /// Returns the first of the updates to apply: the one that was made against `base`, or that is no delta.
@@ -160,14 +163,15 @@ impl<'f, 'a> Pieces<'f, 'a> {
         self
     }
 
-    /// Lends the memory of a piece to later ones: new memory can take longer than decoding.
+    /// Lends the memory of a piece to later ones: new memory can take longer than decoding. Of few bytes, or
+    /// more than are decoded at a time, it is freed.
     pub fn reuse(&mut self, memory: Vec<u8>) {
-        self.spare.push(memory);
+        self.spare.give(memory);
     }
 
     /// Returns the memory that was lent and is not in use, for another update.
     pub fn into_memory(self) -> Vec<Vec<u8>> {
-        self.spare
+        self.spare.into_memory()
     }
 
     fn find(&mut self) -> Result<Option<Piece>> {
@@ -199,17 +203,32 @@ impl<'f, 'a> Pieces<'f, 'a> {
         let most = batch_bytes();
         let (mut end, mut bytes) = (self.next, 0u64);
         while end < infos.len() {
-            // A group: tensors that are decoded together.
-            let more = self.joined[end + 1..].iter().take_while(|joined| **joined).count();
-            let group = end..end + 1 + more;
-            let sizes = group.clone().filter(|&i| self.wanted[i]).map(|i| infos[i].bytes());
-            let sum = sizes.fold(bytes, u64::saturating_add);
+            let (after, own) = self.group(infos, end);
+            let sum = bytes.saturating_add(own);
             if sum > most && bytes > 0 {
                 break;
             }
-            (end, bytes) = (group.end, sum);
+            (end, bytes) = (after, sum);
         }
         self.next..end
+    }
+
+    /// Returns the end of a group, of tensors that are decoded together, and the bytes of those wanted.
+    fn group(&self, infos: &[TensorInfo], start: usize) -> (usize, u64) {
+        let end = start + 1 + self.joined[start + 1..].iter().take_while(|joined| **joined).count();
+        let sizes = (start..end).filter(|&i| self.wanted[i]).map(|i| infos[i].bytes());
+        (end, sizes.fold(0, u64::saturating_add))
+    }
+
+    /// Returns the most bytes that are decoded at a time.
+    fn most(&self) -> u64 {
+        let infos = self.file.updates()[*self.updates.end()].manifest.tensors();
+        let (mut at, mut most) = (0, batch_bytes());
+        while at < infos.len() {
+            let (end, bytes) = self.group(infos, at);
+            (at, most) = (end, most.max(bytes));
+        }
+        most
     }
 
     /// Returns the tensor of a batch if it is large and can be decoded block by block.
@@ -260,7 +279,7 @@ impl<'f, 'a> Pieces<'f, 'a> {
             self.file.apply(update, &mut assembler)?;
             let decoded = assembler.finish_with_digests()?;
             let used = earlier.take().into_iter().flatten();
-            self.spare.extend(used.map(|(_, (tensor, _))| tensor.into_data()));
+            used.for_each(|(_, (tensor, _))| self.spare.give(tensor.into_data()));
             if update == last {
                 let piece = |(tensor, data, digests): (u64, TensorBuf, TensorDigests)| Piece {
                     tensor,

@@ -14,7 +14,7 @@ use crate::frame::{
 };
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
 use crate::stream::bases::{Base, ListedRuns, base_of, check_hashes, check_sums};
-use crate::stream::buffers::{Buffer, copy, places, span};
+use crate::stream::buffers::{Buffer, Spare, copy, places, span};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Assembles the parts of one update into dense tensors.
@@ -73,7 +73,7 @@ impl<'b> Assembler<'b> {
     /// [`Error::Limit`] if their bytes exceed [`Limits::max_alloc_bytes`].
     pub fn new(manifest: &Arc<Manifest>, limits: &Limits, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let wanted: Vec<bool> = manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
-        Self::with_memory(manifest, limits, &wanted, &mut Vec::new())
+        Self::with_memory(manifest, limits, &wanted, &mut Spare::default())
     }
 
     /// As [`Self::new`], with a choice for each tensor, in memory that `spare` lends if it has enough.
@@ -81,7 +81,7 @@ impl<'b> Assembler<'b> {
         manifest: &Arc<Manifest>,
         limits: &Limits,
         wanted: &[bool],
-        spare: &mut Vec<Vec<u8>>,
+        spare: &mut Spare,
     ) -> Result<Self> {
         let sizes = manifest.tensors().iter().zip(wanted).filter(|(_, w)| **w).map(|(t, _)| t.bytes());
         let bytes = sizes.fold(0, u64::saturating_add);
@@ -89,14 +89,12 @@ impl<'b> Assembler<'b> {
         check_allocation(bytes, 0)?;
         let mut buffer = |info: &TensorInfo| {
             let len = in_memory(info.bytes());
-            let fit = spare.iter().enumerate().filter(|(_, memory)| memory.capacity() >= len && len > 0);
-            // The smallest that is enough: another one may be needed for a later tensor.
-            let Some((found, _)) = fit.min_by_key(|(_, memory)| memory.capacity()) else {
+            match spare.take(len) {
+                Some(memory) => Buffer::reused(pages::of_len(memory, len), info.dtype),
                 // The system provides zeroed pages on first use: a tensor without blocks costs address space
                 // only.
-                return Buffer::new(pages::zeros(len), info.dtype, u64::MAX);
-            };
-            Buffer::reused(pages::of_len(spare.swap_remove(found), len), info.dtype)
+                None => Buffer::new(pages::zeros(len), info.dtype, u64::MAX),
+            }
         };
         let tensors = manifest.tensors().iter().zip(wanted);
         Ok(Self {

@@ -7,7 +7,7 @@ use crate::output::warn;
 use crate::tensors::{NamedTensor, Outline, Spooled};
 use gcodec::Limits;
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
-use gcodec::file::{File, Pieces};
+use gcodec::file::{File, Piece, Pieces};
 use gcodec::frame::{FrameHeader, FrameKind, Manifest, TensorInfo, UpdateHeader};
 use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
 use gcodec::stream::{Body, Event, SliceReader};
@@ -171,26 +171,47 @@ pub(crate) fn check_bytes<'a>(tensors: impl Iterator<Item = &'a TensorInfo>, lim
     }
 }
 
-/// Calls `take` with each piece while the next one is decoded.
+/// Calls `take` with each piece while the next ones are decoded.
 fn take_pieces(
     mut pieces: Pieces<'_, '_>,
     manifest: &Manifest,
     explained: &dyn Fn(Error) -> Failure,
     take: &mut dyn FnMut(&TensorInfo, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut next = pieces.next();
-    while let Some(piece) = next.transpose().map_err(explained)? {
-        let (mut found, mut taken) = (None, Ok(()));
-        rayon::in_place_scope(|scope| {
-            scope.spawn(|_| found = pieces.next());
-            let info = usize::try_from(piece.tensor).ok().and_then(|number| manifest.tensors().get(number));
-            taken = info.map_or(Ok(()), |info| take(info, &piece.data));
+    let mut next = group(&mut pieces);
+    while !next.is_empty() {
+        let (mut found, mut taken) = (Vec::new(), Vec::new());
+        let result = rayon::in_place_scope(|scope| {
+            scope.spawn(|_| found = group(&mut pieces));
+            next.into_iter().try_for_each(|piece| {
+                let piece = piece.map_err(explained)?;
+                let info =
+                    usize::try_from(piece.tensor).ok().and_then(|number| manifest.tensors().get(number));
+                let result = info.map_or(Ok(()), |info| take(info, &piece.data));
+                taken.push(piece.data);
+                result
+            })
         });
-        taken?;
-        pieces.reuse(piece.data);
+        result?;
+        taken.into_iter().for_each(|memory| pieces.reuse(memory));
         next = found;
     }
     Ok(())
+}
+
+/// Bytes of pieces that go together from one thread to another, which takes longer than to decode a few.
+const GROUP: usize = 256 << 10;
+
+/// Returns the next pieces, up to the first error.
+fn group(pieces: &mut Pieces<'_, '_>) -> Vec<gcodec::Result<Piece>> {
+    let (mut group, mut bytes) = (Vec::new(), 0);
+    while bytes < GROUP
+        && let Some(next) = pieces.next()
+    {
+        bytes += next.as_ref().map_or(GROUP, |piece| size_of::<Piece>() + piece.data.len());
+        group.push(next);
+    }
+    group
 }
 
 /// Returns the preamble and the frames of some kinds of a stream, up to an error.
