@@ -33,8 +33,8 @@ fn begin(file: &mut File, tensors: u64, len: u64) -> u64 {
         let (start, end) = (i * len * 2, (i + 1) * len * 2);
         format!("\"w{i}\":{{\"dtype\":\"BF16\",\"shape\":[{len}],\"data_offsets\":[{start},{end}]}}")
     };
-    let header = format!("{{{}}}", (0..tensors).map(entry).collect::<Vec<_>>().join(","));
-    let header = format!("{header:width$}", width = header.len().next_multiple_of(8));
+    let mut header = format!("{{{}}}", (0..tensors).map(entry).collect::<Vec<_>>().join(","));
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
     file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
     8 + header.len() as u64
@@ -227,6 +227,24 @@ fn versions_larger_than_the_limit_are_published_pulled_and_folded() {
         assert_equal(&dir, "new", "c");
         run(dir.path(), "pull st -o one.safetensors --tensor w0", limit);
     }
+}
+
+#[test]
+fn a_tensor_takes_little_memory_beside_its_elements() {
+    const TENSORS: u64 = 200_000;
+    let dir = folder();
+    let mut file = File::create(path(&dir, "a.safetensors")).unwrap();
+    begin(&mut file, TENSORS, 4);
+    file.write_all(&(0..TENSORS).flat_map(u64::to_le_bytes).collect::<Vec<_>>()).unwrap();
+    let small = limit(8 << 20) + 1000 * TENSORS;
+    run(dir.path(), "encode a.safetensors -o a.gcu --codec lossless", small);
+    run(dir.path(), "verify a.gcu", small);
+    run(dir.path(), "decode a.gcu -o b.safetensors", small);
+    let report = limit(8 << 20) + 2000 * TENSORS;
+    run(dir.path(), "diff a.safetensors b.safetensors", report);
+    run(dir.path(), "diff a.gcu b.safetensors", report);
+    run(dir.path(), "digest a.gcu", report);
+    run(dir.path(), "inspect a.gcu", report);
 }
 
 #[test]
