@@ -40,6 +40,7 @@ modules_of_the_tool! {
     progress "../../tools/cli/src/progress.rs"
     records "../../tools/cli/src/records.rs"
     signals "../../tools/cli/src/signals.rs"
+    spool "../../tools/cli/src/spool.rs"
     stream "../../tools/cli/src/stream.rs"
     tensors "../../tools/cli/src/tensors/mod.rs"
     terminal "../../tools/cli/src/terminal.rs"
