@@ -267,7 +267,7 @@ fn write<W: Write>(
         let update =
             Update { args, plan: &plan, learned: learned.as_ref(), options: &options, number, place, quiet };
         let written = update.write(writer, &dump, base.as_ref(), residuals.as_mut());
-        // The tensors are in memory by now: only writing can fail in the system.
+        // The inputs are open: in the system, only writing can fail, to the output or to a temporary file.
         written.map_err(|f| if f.code == Code::Io { f.in_output(&args.output) } else { f.in_file(path) })?;
         totals.updates += 1;
         totals.elements += dump.tensors.iter().map(|t| t.view().elements()).sum::<u64>();
