@@ -78,11 +78,18 @@ impl Residuals {
             let prefix = format!("{}#", input.name);
             let states =
                 self.tensors.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
-            own.extend(states.map(|(_, state)| state).filter(|state| !is_residual(state)));
+            // Those of a tensor whose name goes on with `#` are its own.
+            let own_states =
+                states.filter(|(name, state)| !is_residual(state) && !name[prefix.len()..].contains('#'));
+            own.extend(own_states.map(|(_, state)| state));
         }
-        // One copy at a time. Their lengths were checked when the file was read.
-        let copies = own.into_iter().filter_map(|tensor| tensor.copied().into_parts().ok());
+        // One copy at a time.
+        let mut failure = None;
+        let copies = own
+            .into_iter()
+            .map_while(|tensor| tensor.copied().into_parts().map_err(|e| failure = Some(e)).ok());
         let mut feedback = Feedback::load(copies)?;
+        failure.map_or(Ok(()), Err)?;
         let blocks = compress(inputs, codecs, options, Some(&mut feedback))?;
         Ok((blocks, feedback))
     }
@@ -142,10 +149,10 @@ mod tests {
     fn files_have_what_feedback_in_memory_has() {
         let dir = TempDir::new();
         let path = dir.path("residuals.safetensors");
-        // With suffixes, the names of states sort otherwise.
-        let names = ["a", "a b", "b", "c"];
+        // With suffixes, the names of states sort otherwise; and a state may seem to be another tensor's.
+        let names = ["a#b", "a", "a b", "c"];
         let specs =
-            ["sidco:density=0.1,stages=authors", "sidco:density=0.1,stages=authors", "powersgd:rank=2"];
+            ["sidco:density=0.1,stages=authors", "powersgd:rank=2", "sidco:density=0.1,stages=authors"];
         let codecs: Vec<Codec> =
             specs.iter().chain(&["lossless"]).map(|spec| spec.parse().unwrap()).collect();
         let values: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7).sin()).collect();
