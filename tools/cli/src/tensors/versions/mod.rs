@@ -244,22 +244,10 @@ impl Step {
         found.map(open).transpose()
     }
 
-    /// Returns the tensors of the version, whose base these are. Those that change are in a temporary file.
+    /// Returns the tensors of the version, whose base these are.
     pub(crate) fn resolve(self, base: Dump) -> Result<Dump> {
         let start = Start::Version(self.difference.base);
-        let chain = Chain { steps: vec![self], start };
-        let mut dump = chain.begin_within(Some(base), &mut Room::default())?;
-        let is_changed = |tensor: &&mut NamedTensor| chain.steps[0].changes.contains_key(tensor.name());
-        let mut changed: Vec<&mut NamedTensor> = dump.tensors.iter_mut().filter(is_changed).collect();
-        let mut spooled = Spooled::new();
-        for tensors in changed.chunks(rayon::current_num_threads()) {
-            let found: Vec<_> = tensors.par_iter().map(|tensor| chain.bytes_of(tensor)).collect();
-            for (tensor, bytes) in tensors.iter().zip(found) {
-                spooled.add(&Outline::from(&**tensor), &bytes?)?;
-            }
-        }
-        changed.iter_mut().zip(spooled.finish()?).for_each(|(tensor, new)| **tensor = new);
-        Ok(dump)
+        Chain { steps: vec![self], start }.resolve(Some(base))
     }
 
     /// Returns the names of the tensors that change.
@@ -376,14 +364,20 @@ impl Chain {
 
     fn resolve_within(&self, base: Option<Dump>, room: &mut Room) -> Result<Dump> {
         let mut dump = self.begin_within(base, room)?;
-        if !room.unread {
-            let changed: BTreeSet<&str> = self.steps.iter().flat_map(Step::names).collect();
-            dump.tensors.par_iter_mut().filter(|t| changed.contains(t.name())).try_for_each(|tensor| {
-                tensor.data = Data::Owned(self.bytes_of(tensor)?.into_owned());
-                tensor.stored = None;
-                Ok::<(), Failure>(())
-            })?;
+        if room.unread {
+            return Ok(dump);
         }
+        let changed: BTreeSet<&str> = self.steps.iter().flat_map(Step::names).collect();
+        let is_changed = |tensor: &&mut NamedTensor| changed.contains(tensor.name());
+        let mut changed: Vec<&mut NamedTensor> = dump.tensors.iter_mut().filter(is_changed).collect();
+        let mut spooled = Spooled::new();
+        for tensors in changed.chunks(rayon::current_num_threads()) {
+            let found: Vec<_> = tensors.par_iter().map(|tensor| self.bytes_of(tensor)).collect();
+            for (tensor, bytes) in tensors.iter().zip(found) {
+                spooled.add(&Outline::from(&**tensor), &bytes?)?;
+            }
+        }
+        changed.iter_mut().zip(spooled.finish()?).for_each(|(tensor, new)| **tensor = new);
         Ok(dump)
     }
 
