@@ -93,14 +93,14 @@ mod x86 {
         if L == 3 { 50 } else { 200 }
     }
 
-    /// Pairs of rows in a tile of `len` columns. The lines of long rows have few places in the first-level
-    /// cache.
-    fn tile_of<const L: usize>(len: usize) -> usize {
-        if len > 128 { 24 } else { tile::<L>() }
-    }
+    /// Pairs of rows in a tile of long rows, whose lines have few places in the first-level cache, and in one
+    /// that is copied, which has at most 24 KiB.
+    const SHORT: usize = 24;
 
-    /// Pairs of rows in a tile that is copied: it has at most 24 KiB.
-    const COPIED: usize = 24;
+    /// Pairs of rows in a tile of `len` columns.
+    fn tile_of<const L: usize>(len: usize) -> usize {
+        if len > 128 { SHORT } else { tile::<L>() }
+    }
 
     /// Whether rows at this distance lie in one or two places of a first-level cache, as columns of rows do
     /// whose length is a power of two. Its ways hold a few of them, so that each pass of a kernel over a tile
@@ -295,7 +295,7 @@ mod x86 {
     ) {
         let mut blocks = vec![[[0; 16]; 4]; out.len().div_ceil(16)];
         let (is_copied, width) = (collide(rows.stride), W * 16 * blocks.len());
-        let tile = if is_copied { COPIED } else { tile_of::<L>(out.len()) };
+        let tile = if is_copied { SHORT } else { tile_of::<L>(out.len()) };
         let mut copy = vec![0; if is_copied { 2 * tile * width } else { 0 }];
         for (keys, number) in keys.chunks(tile).zip(0..) {
             let start = rows.start + number * 2 * tile * rows.stride;
