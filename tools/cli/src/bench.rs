@@ -211,8 +211,8 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     let (encoded_bytes, encoded) = (spool.len(), spool.finish()?);
     // The first pass touches the memory of the tensors. Otherwise the first access to new pages would be
     // measured.
-    let (mut memory, mut error) = (Vec::new(), Error::default());
-    task.decode(&encoded, &mut memory, &mut |view, piece| error.add(view, piece))?;
+    let (mut memory, mut squares) = (Vec::new(), Squares::default());
+    task.decode(&encoded, &mut memory, &mut |view, piece| squares.add(view, piece))?;
     let mut decode_time = Duration::MAX;
     for _ in 0..runs {
         decode_time = decode_time.min(task.decode(&encoded, &mut memory, &mut |_, _| ())?);
@@ -224,7 +224,7 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
         bytes: encoded_bytes,
         bits_per_parameter: (elements > 0).then(|| encoded_bytes as f64 * 8.0 / elements as f64),
         ratio: bytes as f64 / encoded_bytes as f64,
-        relative_l2: error.relative_l2(),
+        relative_l2: squares.relative_l2(),
         encode_gb_per_s: speed(encode_time),
         decode_gb_per_s: speed(decode_time),
     })
@@ -313,14 +313,14 @@ pub(crate) fn bytes(dump: &Dump) -> u64 {
     dump.tensors.iter().map(|t| t.view().data().len() as u64).sum()
 }
 
-/// Squares over the finite elements of all float tensors.
+/// Sums of squares over the finite elements of all float tensors.
 #[derive(Default)]
-struct Error {
-    squares: f64,
+struct Squares {
+    elements: f64,
     errors: f64,
 }
 
-impl Error {
+impl Squares {
     /// Adds the elements that a piece stands for.
     fn add(&mut self, tensor: &TensorView<'_>, piece: &Piece) {
         let dtype = tensor.dtype();
@@ -338,7 +338,7 @@ impl Error {
             }
             for (&x, &y) in x.iter().zip(&*y).filter(|(x, _)| x.is_finite()) {
                 let (x, y) = (f64::from(x), f64::from(y));
-                self.squares += x * x;
+                self.elements += x * x;
                 self.errors += (x - y) * (x - y);
             }
         }
@@ -346,7 +346,7 @@ impl Error {
 
     /// Returns `||a - b|| / ||a||`.
     fn relative_l2(&self) -> f64 {
-        if self.errors == 0.0 { 0.0 } else { (self.errors / self.squares).sqrt() }
+        if self.errors == 0.0 { 0.0 } else { (self.errors / self.elements).sqrt() }
     }
 }
 

@@ -178,11 +178,11 @@ fn take_pieces(
     explained: &dyn Fn(Error) -> Failure,
     take: &mut dyn FnMut(&TensorInfo, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    let mut next = group(&mut pieces);
+    let mut next = next_pieces(&mut pieces);
     while !next.is_empty() {
         let (mut found, mut taken) = (Vec::new(), Vec::new());
         let result = rayon::in_place_scope(|scope| {
-            scope.spawn(|_| found = group(&mut pieces));
+            scope.spawn(|_| found = next_pieces(&mut pieces));
             next.into_iter().try_for_each(|piece| {
                 let piece = piece.map_err(explained)?;
                 let info =
@@ -200,18 +200,18 @@ fn take_pieces(
 }
 
 /// Bytes of pieces that go together from one thread to another, which takes longer than to decode a few.
-const GROUP: usize = 256 << 10;
+const HANDED: usize = 256 << 10;
 
 /// Returns the next pieces, up to the first error.
-fn group(pieces: &mut Pieces<'_, '_>) -> Vec<gcodec::Result<Piece>> {
-    let (mut group, mut bytes) = (Vec::new(), 0);
-    while bytes < GROUP
+fn next_pieces(pieces: &mut Pieces<'_, '_>) -> Vec<gcodec::Result<Piece>> {
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    while bytes < HANDED
         && let Some(next) = pieces.next()
     {
-        bytes += next.as_ref().map_or(GROUP, |piece| size_of::<Piece>() + piece.data.len());
-        group.push(next);
+        bytes += next.as_ref().map_or(HANDED, |piece| size_of::<Piece>() + piece.data.len());
+        found.push(next);
     }
-    group
+    found
 }
 
 /// Returns the preamble and the frames of some kinds of a stream, up to an error.
