@@ -1,6 +1,7 @@
 """Time and memory of `gcodec` on one large file, next to `cp`, as rows of a Markdown table.
 
     python3 benches/files.py target/release/gcodec FILE.safetensors [BASE.safetensors]
+    python3 benches/files.py target/release/gcodec --tensors 1000000    # so many tensors of 8 bytes
 
 Memory is the peak of anonymous pages, sampled every 5 ms (Linux). Each command runs twice, and the second run
 counts: the first one fills the page cache. The results are written beside FILE and removed.
@@ -13,6 +14,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,10 +42,30 @@ def measure(command: list[str]) -> str:
     return f"{wall:.1f} s | {user:.1f} s | {system:.1f} s | {peak / 1000:.0f} MB"
 
 
+def write_many(tensors: int, path: Path) -> None:
+    """Writes a file of tensors of four bf16 elements."""
+    entry = '"layers.%d.expert.%d.weight":{"dtype":"BF16","shape":[4],"data_offsets":[%d,%d]}'
+    entries = (entry % (i // 10, i % 10, 8 * i, 8 * i + 8) for i in range(tensors))
+    header = f"{{{','.join(entries)}}}".encode()
+    header += b" " * (-len(header) % 8)
+    elements = (i.to_bytes(8, "little") for i in range(tensors))
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(elements))
+
+
 def main() -> None:
     if not 3 <= len(sys.argv) <= 4:
         sys.exit(__doc__)
-    gcodec, file, *bases = sys.argv[1:]
+    if sys.argv[2] == "--tensors":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "many.safetensors"
+            write_many(int(sys.argv[3]), path)
+            table(sys.argv[1], str(path), [])
+    else:
+        table(sys.argv[1], sys.argv[2], sys.argv[3:])
+
+
+def table(gcodec: str, file: str, bases: list[str]) -> None:
+    """Measures all commands."""
     whole, delta, copy = (f"{file}.{name}" for name in ("whole.gcu", "delta.gcu", "copy.safetensors"))
     new, store, residuals = f"{file}.new.safetensors", f"{file}.store", f"{file}.residuals.safetensors"
     feedback = [gcodec, "encode", "-q", file, "-o", new, "--codec", "int8", "--feedback", residuals]
