@@ -1,7 +1,9 @@
 //! Resource limits for untrusted input: [`Limits`] is the policy, [`Budget`] the account of one decode.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rayon::prelude::*;
 
 use crate::error::{Error, LimitError, Location, Result};
 
@@ -112,21 +114,34 @@ pub(crate) fn check_allocation(bytes: u64, offset: u64) -> Result<()> {
 /// Limit that [`Budget::reserve_bytes`] reports.
 pub(crate) const MEMORY: &str = "max_alloc_bytes";
 
+/// Limit that [`Budget::reserve_elements`] reports.
+const ELEMENTS: &str = "max_elements";
+
+impl Error {
+    /// Whether a budget had too little memory left.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(self, Self::Limit(e) if e.limit == MEMORY)
+    }
+}
+
 /// Remaining allowance of one frame. Each allocation whose size a frame declares is reserved here first.
 /// Threads that decode blocks of one frame share one budget.
 #[derive(Debug)]
 pub struct Budget {
     limits: Limits,
-    alloc_left: AtomicU64,
-    elements_left: Arc<AtomicU64>,
+    memory: Arc<Allowance>,
+    elements: Arc<Allowance>,
+    /// Elements that were taken by this budget.
+    elements_taken: AtomicU64,
 }
 
 impl Budget {
     /// Returns a full allowance.
     pub fn new(limits: &Limits) -> Self {
         Self {
-            alloc_left: limits.max_alloc_bytes.into(),
-            elements_left: Arc::new(limits.max_elements.into()),
+            memory: Allowance::of(limits.max_alloc_bytes),
+            elements: Allowance::of(limits.max_elements),
+            elements_taken: AtomicU64::new(0),
             limits: limits.clone(),
         }
     }
@@ -135,16 +150,69 @@ impl Budget {
     /// decoded. Both budgets take elements from the same allowance.
     #[must_use]
     pub fn with_memory_renewed(&self) -> Self {
+        Self { memory: Allowance::of(self.limits.max_alloc_bytes), ..self.shared() }
+    }
+
+    /// Returns a budget of the same allowances as they are now, from which this one takes nothing.
+    pub(crate) fn copied(&self) -> Self {
+        Self { memory: self.memory.copied(), elements: self.elements.copied(), ..self.shared() }
+    }
+
+    /// Decodes items in parallel, which share this budget. The result does not depend on the number of
+    /// threads, nor on their timing.
+    pub(crate) fn share<I: Sync, T: Send>(
+        &mut self,
+        items: &[I],
+        decode: impl Fn(&I, &Self) -> T + Sync,
+    ) -> Vec<T> {
+        let before = self.copied();
+        let decoded: Vec<T> = items.par_iter().map(|item| decode(item, self)).collect();
+        // If all items together need too much, some item is refused in any order, but which one depends on
+        // the order: then they are decoded again, one after another.
+        if !self.memory.is_exceeded() && !self.elements.is_exceeded() {
+            return decoded;
+        }
+        drop(decoded);
+        *self = before;
+        items.iter().map(|item| decode(item, self)).collect()
+    }
+
+    /// Returns the budget of one of the blocks that share this one.
+    pub(crate) fn shared(&self) -> Self {
         Self {
             limits: self.limits.clone(),
-            alloc_left: self.limits.max_alloc_bytes.into(),
-            elements_left: Arc::clone(&self.elements_left),
+            memory: Arc::clone(&self.memory),
+            elements: Arc::clone(&self.elements),
+            elements_taken: AtomicU64::new(0),
         }
+    }
+
+    /// Returns a budget with which the block of a [`Self::shared`] one is decoded again, with the full memory
+    /// for itself: it takes its elements once.
+    pub(crate) fn renewed(self) -> Self {
+        self.elements.give_back(self.elements_taken.load(Ordering::Relaxed));
+        self.with_memory_renewed()
+    }
+
+    /// Decodes one of the blocks that share this budget; if their memory is too little for it, again with
+    /// memory of its own. The memory of several blocks depends on the number of threads, and the memory
+    /// allowed for one block must not.
+    pub(crate) fn share_or_renew<T>(&self, mut decode: impl FnMut(&Self) -> Result<T>) -> Result<T> {
+        let shared = self.shared();
+        match decode(&shared) {
+            Err(e) if e.is_memory() => decode(&shared.renewed()),
+            decoded => decoded,
+        }
+    }
+
+    /// Whether more elements were asked for than there were.
+    pub(crate) fn lacks_elements(&self) -> bool {
+        self.elements.is_exceeded()
     }
 
     /// Takes `bytes` of memory, one allocation, from the allowance.
     pub(crate) fn reserve_bytes(&self, bytes: u64, offset: u64) -> Result<()> {
-        take(MEMORY, &self.alloc_left, bytes, offset)?;
+        self.memory.take(MEMORY, bytes, offset)?;
         check_allocation(bytes, offset)
     }
 
@@ -156,15 +224,46 @@ impl Budget {
 
     /// Takes the `elements` that a block spans from the allowance.
     pub(crate) fn reserve_elements(&self, elements: u64, offset: u64) -> Result<()> {
-        take("max_elements", &self.elements_left, elements, offset)
+        self.elements.take(ELEMENTS, elements, offset)?;
+        self.elements_taken.fetch_add(elements, Ordering::Relaxed);
+        Ok(())
     }
 }
 
-/// Takes `asked` from the rest of a limit.
-fn take(limit: &'static str, left: &AtomicU64, asked: u64, offset: u64) -> Result<()> {
-    // This number orders no other memory: relaxed is enough.
-    let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(asked));
-    taken.map(drop).or_else(|left| check(limit, asked, left, offset))
+/// What is left of one limit. Its numbers order no other memory: relaxed is enough.
+#[derive(Debug)]
+struct Allowance {
+    left: AtomicU64,
+    /// Whether more was asked for than was left.
+    is_exceeded: AtomicBool,
+}
+
+impl Allowance {
+    fn of(left: u64) -> Arc<Self> {
+        Arc::new(Self { left: left.into(), is_exceeded: false.into() })
+    }
+
+    fn copied(&self) -> Arc<Self> {
+        Self::of(self.left.load(Ordering::Relaxed))
+    }
+
+    /// Takes `asked` from the rest of a limit.
+    fn take(&self, limit: &'static str, asked: u64, offset: u64) -> Result<()> {
+        let less = |left: u64| left.checked_sub(asked);
+        let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.map(drop).or_else(|left| {
+            self.is_exceeded.store(true, Ordering::Relaxed);
+            check(limit, asked, left, offset)
+        })
+    }
+
+    fn give_back(&self, taken: u64) {
+        self.left.fetch_add(taken, Ordering::Relaxed);
+    }
+
+    fn is_exceeded(&self) -> bool {
+        self.is_exceeded.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]

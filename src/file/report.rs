@@ -7,8 +7,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use crate::block::{Block, RawBlock, Scope, SupportId, ValuesId};
 use crate::error::{Error, Result};
 use crate::frame::{HEADER_LEN, Manifest, ManifestId, PREAMBLE_LEN, TensorInfo, UpdateHeader, UpdatePart};
@@ -280,18 +278,18 @@ impl Report {
         // Also of a part without blocks.
         let delta = part.header.is_delta().then_some("a delta");
         self.beyond_core = self.beyond_core.or(delta);
-        let (options, budget) = (detail.stats(part), part.budget());
+        let (options, mut budget) = (detail.stats(part), part.budget());
         let mut errors = Vec::new();
         // A few blocks are decoded at a time, to bound memory. They are added one after another.
         let numbers: Vec<usize> = (0..part.blocks.len()).collect();
         for batch in numbers.chunks(rayon::current_num_threads().max(1) * 4) {
-            let looked = batch.par_iter().map(|&number| {
+            let looked = budget.share(batch, |&number, budget| {
                 let mut found = Contents::default();
                 let budget = budget.with_memory_renewed();
                 let error = found.read(part, number, options.as_ref(), &budget, detail).err();
                 (number, found, error)
             });
-            for (number, found, error) in looked.collect::<Vec<_>>() {
+            for (number, found, error) in looked {
                 let raw = &part.blocks[number];
                 update.kept += found.kept.unwrap_or_default();
                 self.beyond_core = self.beyond_core.or(found.beyond_core);
@@ -342,7 +340,7 @@ impl Contents {
         detail: &D,
     ) -> Result<(), D::Error> {
         let block = part.decode(number, budget)?;
-        self.beyond_core = part.beyond_core(number, &budget.with_memory_renewed())?;
+        self.beyond_core = part.beyond_core(number, &part.budget())?;
         self.kept = Some(block.count(&part.blocks[number].space, part.sets())?);
         let Some(options) = options else { return Ok(()) };
         (self.values, self.note) = (Some(block.values.label()), detail.note(part, number));

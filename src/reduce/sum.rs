@@ -6,14 +6,12 @@ use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::headers;
 use super::pieces::{Reduced, SumPieces};
 use super::scatter;
 use super::total::Total;
 use super::windows::{Window, Windows};
-use crate::arch::{pages, threads};
+use crate::arch::pages;
 use crate::block::{Block, Scope, SetId, Sets, Support, Target, Values};
 #[cfg(doc)]
 use crate::error::InputErrorKind;
@@ -391,10 +389,9 @@ impl<'a> Sum<'a> {
         window: &Window,
         sparse: &[bool],
     ) -> Result<(Blocks<'c>, Blocks<'c>)> {
-        let budget = Budget::new(&self.options.limits);
-        let numbers = contribution.numbers(window);
-        let decode = |&number: &usize| contribution.blocks[number].decode(&budget);
-        let blocks = threads::in_order(numbers.par_iter().map(decode))?;
+        let decode = |&number: &usize, budget: &Budget| contribution.blocks[number].decode(budget);
+        let blocks = Budget::new(&self.options.limits).share(&contribution.numbers(window), decode);
+        let blocks = blocks.into_iter().collect::<Result<Blocks<'c>>>()?;
         let is_sparse = |block: &Cow<'_, Block>| sparse[tensors_of(block.scope).start - window.tensors.start];
         Ok(blocks.into_iter().partition(is_sparse))
     }

@@ -200,13 +200,27 @@ impl<'b> Assembler<'b> {
             let most = rayon::current_num_threads().max(1) * if dense { 8 } else { 2 };
             let like_first = rest.iter().take(most).take_while(|i| part.blocks[**i].is_dense() == dense);
             let (batch, later) = rest.split_at(like_first.count());
-            match dense {
-                true => self.fill_blocks(part, batch, &budget)?,
-                false => self.apply_blocks(part, batch, &budget)?,
+            let before = budget.copied();
+            if let Err(error) = self.apply_batch(part, batch, &budget) {
+                // Which block finds too few elements left depends on the threads' timing: the error is that
+                // of one block after another.
+                let alone = if budget.lacks_elements() { batch } else { &[] };
+                for number in alone.chunks(1) {
+                    self.apply_batch(part, number, &before.with_memory_renewed())?;
+                }
+                return Err(error);
             }
             rest = later;
         }
         Ok(())
+    }
+
+    /// Applies blocks that are all dense or all not.
+    fn apply_batch(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
+        match batch.iter().all(|&i| part.blocks[i].is_dense()) {
+            true => self.fill_blocks(part, batch, budget),
+            false => self.apply_blocks(part, batch, budget),
+        }
     }
 
     /// Decodes dense blocks in parallel, straight into their elements. The elements of a block that fails
@@ -225,10 +239,7 @@ impl<'b> Assembler<'b> {
             .zip(places)
             .map(|(&i, mut targets)| {
                 let Some(Target { data: place, .. }) = targets.first_mut() else { return Ok(()) };
-                let filled = match part.decode_into(i, budget, place) {
-                    Err(Error::Limit(e)) if e.limit == MEMORY => part.decode_into(i, &part.budget(), place),
-                    filled => filled,
-                };
+                let filled = budget.share_or_renew(|budget| part.decode_into(i, budget, place));
                 filled.inspect_err(|_| place.fill(0))
             })
             .collect();
@@ -241,14 +252,17 @@ impl<'b> Assembler<'b> {
         if batch.iter().all(|&i| self.is_apart(&part.blocks[i])) {
             return self.apply_apart(part, batch, budget);
         }
-        let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, budget)).collect();
-        for (&i, block) in batch.iter().zip(decoded) {
-            let applied = block.and_then(|block| self.apply_block(&block, part, i, budget));
+        let decode = |&i: &usize| {
+            let budget = budget.shared();
+            (part.decode(i, &budget), budget)
+        };
+        let decoded: Vec<(Result<Block>, Budget)> = batch.par_iter().map(decode).collect();
+        for (&i, (block, budget)) in batch.iter().zip(decoded) {
+            let applied = block.and_then(|block| self.apply_block(&block, part, i, &budget));
             let applied = match applied {
-                // The memory of all blocks depends on the number of threads, but the memory allowed for one
-                // block must not.
-                Err(Error::Limit(e)) if e.limit == MEMORY => {
-                    let alone = part.budget();
+                // Not in parallel, as these blocks are held until they are applied.
+                Err(e) if e.is_memory() => {
+                    let alone = budget.renewed();
                     part.decode(i, &alone).and_then(|block| self.apply_block(&block, part, i, &alone))
                 }
                 applied => applied,
@@ -290,7 +304,7 @@ impl<'b> Assembler<'b> {
             .zip(copied)
             .map(|((&i, mut targets), bases)| {
                 let raw = &part.blocks[i];
-                let mut apply = |budget: &Budget| {
+                let applied = budget.share_or_renew(|budget| {
                     let block = part.decode(i, budget)?;
                     let applied = match &bases {
                         Some(bases) => {
@@ -301,11 +315,7 @@ impl<'b> Assembler<'b> {
                         None => block.apply(&raw.space, part.sets(), budget, &mut targets).map(|()| None),
                     };
                     applied.map_err(|e| e.not_before(raw.offset))
-                };
-                let applied = match apply(budget) {
-                    Err(Error::Limit(e)) if e.limit == MEMORY => apply(&part.budget()),
-                    applied => applied,
-                };
+                });
                 applied.map_err(|e| part.place(e, i))
             })
             .collect();

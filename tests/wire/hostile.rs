@@ -9,8 +9,10 @@ use gcodec::block::{
     Block, BlockOptions, Constant, Dct, Floats, Groups, LowRank, Positions, Scope, Seeded, Set, Sparse,
     Stored, Support, Values,
 };
+use gcodec::file::report::Report;
 use gcodec::file::{File, recover};
 use gcodec::frame::{Delta, FrameKind, IndexSet, Manifest, TensorInfo, UpdateHeader};
+use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader, Writer};
 use gcodec::{Dtype, Limits, Reader};
 
@@ -327,6 +329,55 @@ fn the_work_of_all_transforms_is_charged_together() {
             if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
                 let applied = assembler.apply(&part);
                 assert_eq!(applied.err().map(|e| e.name()), limited.then_some("limit"));
+            }
+        }
+    }
+}
+
+/// Returns the errors of reading all blocks of a stream in every way, with several threads or one.
+fn errors_with(threads: usize, bytes: &[u8], limits: &Limits) -> Vec<String> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let mut found = Vec::new();
+    pool.install(|| {
+        for event in SliceReader::new(bytes, limits.clone()) {
+            let Event::Frame(_, Body::Update(part)) = event.unwrap() else { continue };
+            found.extend(part.decode_all().err());
+            let mut assembler = Assembler::new(&part.manifest, &Limits::default(), |_| true).unwrap();
+            found.extend(assembler.apply(&part).err());
+            let mut sum = Sum::new(&part.manifest, SumOptions::default().with_limits(limits.clone()));
+            sum.add_later(*part, 1.0).unwrap();
+            found.extend(sum.finish(false).err());
+        }
+        found.extend(Report::of(bytes, limits.clone(), &()).1);
+    });
+    found.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn the_error_of_blocks_that_exceed_a_limit_together_is_that_of_one_thread() {
+    // Blocks of many costs: which of them finds too little left depends on the order. Those of one tensor are
+    // added one after another, those of several tensors replace elements at the same time.
+    let low_rank = |tensor, rank: u64, add| {
+        let zeros = || {
+            let bytes = vec![0; 2 * 64 * rank as usize];
+            Box::new(Values::Floats(Floats { stored: Stored::F16, bytes }))
+        };
+        let values = LowRank { rows: 64, cols: 64, rank, left: zeros(), right: zeros() };
+        Block { scope: Scope::Tensor(tensor), add, support: Support::All, values: Values::LowRank(values) }
+    };
+    let manifest = manifest((0..96).map(|i| (format!("w{i}"), Dtype::F32, vec![64, 64])));
+    for add in [true, false] {
+        let blocks = (0..96).map(|i| low_rank(if add { 0 } else { i }, 1 + (i * 37) % 61, add));
+        let bytes = stream(&manifest, EncodeOptions::default(), &blocks.collect::<Vec<_>>());
+        let limits = Limits::default();
+        let elements = limits.clone().with_max_elements(7_000_000);
+        for limits in
+            [elements.clone(), limits.with_max_alloc_bytes(300_000), elements.with_max_alloc_bytes(20_000)]
+        {
+            let expected = errors_with(1, &bytes, &limits);
+            assert!(!expected.is_empty());
+            for _ in 0..20 {
+                assert_eq!(errors_with(8, &bytes, &limits), expected, "{limits:?}");
             }
         }
     }

@@ -10,8 +10,6 @@ pub(crate) use write::UpdateWriter;
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use crate::bits::{Cursor, put_varint};
 use crate::block::space::Surroundings;
 use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, ValuesId, WireBlock};
@@ -444,10 +442,8 @@ impl<'a> UpdatePart<'a> {
     /// # Errors
     /// The errors of [`Self::decode`], for the first block that has one.
     pub fn decode_all(&self) -> Result<Vec<Block>> {
-        let budget = self.budget();
-        let blocks: Vec<Result<Block>> =
-            (0..self.blocks.len()).into_par_iter().map(|i| self.decode(i, &budget)).collect();
-        blocks.into_iter().collect()
+        let numbers: Vec<usize> = (0..self.blocks.len()).collect();
+        self.budget().share(&numbers, |&number, budget| self.decode(number, budget)).into_iter().collect()
     }
 }
 
