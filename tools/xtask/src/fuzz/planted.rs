@@ -48,7 +48,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a declared amount of memory is not limited",
         file: "src/limits.rs",
-        right: "take(MEMORY, &self.alloc_left, bytes, offset)?",
+        right: "self.memory.take(MEMORY, bytes, offset)?",
         wrong: "()",
     },
     Bug {
