@@ -119,6 +119,7 @@ pub(crate) struct Slots {
 }
 
 /// The symbols of a table in ascending order, if they are few.
+#[derive(Clone, Copy)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only a vector form reads them"))]
 pub(crate) struct Few {
     /// Number of symbols, also if they are not few.
@@ -141,8 +142,8 @@ pub(crate) struct Encoded<'a> {
 }
 
 /// Decodes rows of `N` segments, up to 4, while all of them have a full row of words. Returns the number of
-/// rows of each; none in the plain form. The form for AVX2 decodes the rows of one segment, and none of
-/// several.
+/// rows of each; none in the plain form. A state depends on the one before: while one segment waits for it,
+/// the processor works on another.
 pub(crate) fn decode_rows<const N: usize>(
     form: Form,
     segments: &mut [Encoded<'_>; N],
@@ -160,11 +161,8 @@ pub(crate) fn decode_rows<const N: usize>(
             }
         },
         #[cfg(target_arch = "x86_64")]
-        Width::Avx2 => match (segments.as_mut_slice(), outs.as_mut_slice()) {
-            // SAFETY: as above.
-            ([segment], [out]) => unsafe { avx2::decode(segment, out) },
-            _ => 0,
-        },
+        // SAFETY: as above.
+        Width::Avx2 => unsafe { avx2::decode(segments, outs) },
         _ => {
             let _ = (segments, outs);
             0

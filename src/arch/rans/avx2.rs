@@ -9,24 +9,6 @@ use super::{Encoded, LANES, NARROW, Narrow, Steps};
 const GROUP: usize = 8;
 const GROUPS: usize = LANES / GROUP;
 
-/// For each mask of lanes: the rank of each of them among those in the mask. Other lanes have any rank.
-static RANKS: [[u8; GROUP]; 256] = {
-    let mut ranks = [[0; GROUP]; 256];
-    let mut mask = 0;
-    while mask < 256 {
-        let (mut lane, mut rank) = (0, 0);
-        while lane < GROUP {
-            if mask >> lane & 1 == 1 {
-                ranks[mask][lane] = rank;
-                rank += 1;
-            }
-            lane += 1;
-        }
-        mask += 1;
-    }
-    ranks
-};
-
 /// For each mask of lanes: these lanes in ascending order, at the end.
 static LAST: [[u8; GROUP]; 256] = {
     let mut lanes = [[0; GROUP]; 256];
@@ -223,45 +205,94 @@ fn push(x: __m256i, f: __m256i, s: __m256i) -> __m256i {
     _mm256_add_epi32(next, _mm256_andnot_si256(_mm256_cmpgt_epi32(f, rest), step))
 }
 
-#[target_feature(enable = "avx2,bmi2,popcnt")]
-pub(in crate::arch) fn decode(segment: &mut Encoded<'_>, out: &mut [[u8; LANES]]) -> usize {
-    let Encoded { slots, states, words, taken: all_taken } = segment;
-    let slots = &slots.all;
-    let mut x = load_states(states);
-    let (mut rows, mut taken) = (0, 0);
-    for row in out {
-        let Some(next) = words.get(taken..).and_then(|w| w.first_chunk::<{ 2 * LANES }>()) else { break };
-        let mut at = 0;
-        let mut symbols = [_mm256_setzero_si256(); GROUPS];
-        for g in 0..GROUPS {
-            let slot = look_up(slots, _mm256_and_si256(x[g], _mm256_set1_epi32(4095)));
-            let f = _mm256_and_si256(_mm256_srli_epi32::<8>(slot), _mm256_set1_epi32(4095));
-            let f = _mm256_add_epi32(f, _mm256_set1_epi32(1));
-            let product = _mm256_mullo_epi32(f, _mm256_srli_epi32::<12>(x[g]));
-            let y = _mm256_add_epi32(product, _mm256_srli_epi32::<20>(slot));
-            let needs = _mm256_cmpeq_epi32(_mm256_srli_epi32::<16>(y), _mm256_setzero_si256());
-            let mask = mask_of(needs);
-            // SAFETY: the groups before took at most 8 words each, so `at` is at most 48, and 16 bytes from
-            // there lie inside the 64 of `next`.
-            let word = unsafe { _mm_loadu_si128(next.as_ptr().add(at).cast()) };
-            let ranks = lanes(&RANKS[usize::from(mask)]);
-            let word = _mm256_permutevar8x32_epi32(_mm256_cvtepu16_epi32(word), ranks);
-            x[g] = blend(y, _mm256_or_si256(_mm256_slli_epi32::<16>(y), word), needs);
-            at += 2 * mask.count_ones() as usize;
-            symbols[g] = _mm256_and_si256(slot, _mm256_set1_epi32(255));
+/// What a byte becomes in `_mm256_shuffle_epi8` that comes from nowhere.
+const ZERO: u8 = 0x80;
+
+/// For each mask of lanes: which bytes of the words each of them reads; the others and all high halves become
+/// zero.
+static WORDS: [[u8; 4 * GROUP]; 256] = {
+    let mut bytes = [[ZERO; 4 * GROUP]; 256];
+    let mut mask = 0;
+    while mask < 256 {
+        let (mut lane, mut rank) = (0, 0);
+        while lane < GROUP {
+            if mask >> lane & 1 == 1 {
+                bytes[mask][4 * lane] = 2 * rank;
+                bytes[mask][4 * lane + 1] = 2 * rank + 1;
+                rank += 1;
+            }
+            lane += 1;
         }
-        let [a, b, c, d] = symbols;
-        // Packing works in halves of registers: the fours of lanes come out in the order 0, 2, 4, 6, 1, ..
-        let packed = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
-        let packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        // SAFETY: the reference covers the 32 bytes that are written.
-        unsafe { _mm256_storeu_si256(row.as_mut_ptr().cast(), packed) };
-        taken += at;
-        rows += 1;
+        mask += 1;
     }
-    store_states(states, x);
-    *all_taken = taken;
-    rows
+    bytes
+};
+
+#[target_feature(enable = "avx2,bmi2,popcnt")]
+pub(in crate::arch) fn decode<const N: usize>(
+    segments: &mut [Encoded<'_>; N],
+    outs: &mut [&mut [[u8; LANES]]; N],
+) -> usize {
+    let slots: [&[u32; 4096]; N] = std::array::from_fn(|n| &*segments[n].slots.all);
+    let words: [&[u8]; N] = std::array::from_fn(|n| segments[n].words);
+    let mut states: [_; N] = std::array::from_fn(|n| load_states(segments[n].states));
+    let rows = outs.iter().map(|out| out.len()).min().unwrap_or(0);
+    let (mut taken, mut done) = ([0; N], 0);
+    loop {
+        // A row takes at most 64 bytes of words, so these rows need no check.
+        let left = words.iter().zip(taken).map(|(words, taken)| (words.len() - taken) / (2 * LANES));
+        let sure = left.min().unwrap_or(0).min(rows - done);
+        if sure == 0 {
+            break;
+        }
+        for _ in 0..sure {
+            for n in 0..N {
+                let next = &words[n][taken[n]..taken[n] + 2 * LANES];
+                let (symbols, bytes) = decode_row(slots[n], &mut states[n], next);
+                let out = &mut outs[n][done];
+                // SAFETY: the reference covers the 32 bytes that are written.
+                unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), symbols) };
+                taken[n] += bytes;
+            }
+            done += 1;
+        }
+    }
+    for n in 0..N {
+        store_states(segments[n].states, states[n]);
+        segments[n].taken = taken[n];
+    }
+    done
+}
+
+/// Decodes a row. Returns its symbols, and the number of bytes that it takes from the 64 of `next`.
+#[inline]
+#[target_feature(enable = "avx2,bmi2,popcnt")]
+fn decode_row(slots: &[u32; 4096], states: &mut [__m256i; GROUPS], next: &[u8]) -> (__m256i, usize) {
+    let next = &next[..2 * LANES];
+    let (mut symbols, mut taken) = ([_mm256_setzero_si256(); GROUPS], 0);
+    for (x, symbols) in states.iter_mut().zip(&mut symbols) {
+        let slot = look_up(slots, _mm256_and_si256(*x, _mm256_set1_epi32(4095)));
+        let f = _mm256_and_si256(_mm256_srli_epi32::<8>(slot), _mm256_set1_epi32(4095));
+        let f = _mm256_add_epi32(f, _mm256_set1_epi32(1));
+        let product = _mm256_mullo_epi32(f, _mm256_srli_epi32::<12>(*x));
+        let y = _mm256_add_epi32(product, _mm256_srli_epi32::<20>(slot));
+        let needs = _mm256_cmpeq_epi32(_mm256_srli_epi32::<16>(y), _mm256_setzero_si256());
+        let mask = mask_of(needs);
+        // SAFETY: the groups before took at most 8 words each, so that `taken` is at most 48, and 16 bytes
+        // from there lie inside the 64 of `next`.
+        let words = unsafe { _mm_loadu_si128(next.as_ptr().add(taken).cast()) };
+        // SAFETY: an entry has 32 bytes.
+        let order = unsafe { _mm256_loadu_si256(WORDS[usize::from(mask)].as_ptr().cast()) };
+        let word = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(words), order);
+        let shift = _mm256_and_si256(needs, _mm256_set1_epi32(16));
+        *x = _mm256_or_si256(_mm256_sllv_epi32(y, shift), word);
+        taken += 2 * mask.count_ones() as usize;
+        *symbols = _mm256_and_si256(slot, _mm256_set1_epi32(255));
+    }
+    let [a, b, c, d] = symbols;
+    // Packing works in halves of registers: the fours of lanes come out in the order 0, 2, 4, 6, 1, ..
+    let packed = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+    (_mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), taken)
 }
 
 /// Looks up eight entries; each index is below 4096.
