@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
 
 use tempfile::{NamedTempFile, TempPath};
 
@@ -16,6 +17,7 @@ use tempfile::{NamedTempFile, TempPath};
 pub struct AtomicFile {
     file: io::BufWriter<NamedTempFile>,
     target: PathBuf,
+    early: EarlySync,
 }
 
 impl AtomicFile {
@@ -49,7 +51,7 @@ impl AtomicFile {
         if let Some(old) = old {
             file.as_file().set_permissions(old.permissions())?;
         }
-        Ok(Self { file: io::BufWriter::new(file), target })
+        Ok(Self { file: io::BufWriter::new(file), target, early: EarlySync::default() })
     }
 
     /// Returns the path of the temporary file, for a program that removes it when a signal ends it.
@@ -61,7 +63,8 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`io::Error`]; an older target is unchanged.
-    pub fn commit(self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
+        self.early.wait()?;
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.as_file().sync_all()?;
         file.persist(&self.target)?;
@@ -78,13 +81,56 @@ const AT_ONCE: usize = 1 << 20;
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(&bytes[..bytes.len().min(AT_ONCE)])
+        let written = self.file.write(&bytes[..bytes.len().min(AT_ONCE)])?;
+        self.early.wrote(written, self.file.get_ref().as_file())?;
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
 }
+
+/// Brings a long file to the disk while more of it is written. A writer that flushes all of it at the end
+/// waits for the disk, which until then had little to do: a fifth of the time of encoding 4 GB.
+#[derive(Debug)]
+struct EarlySync {
+    /// Bytes that were written since the last flush began, and those after which one begins.
+    written: u64,
+    every: u64,
+    flush: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Default for EarlySync {
+    fn default() -> Self {
+        Self { written: 0, every: 128 << 20, flush: None }
+    }
+}
+
+impl EarlySync {
+    /// Counts bytes that were written to `file`. If they are many, and no flush goes on, it begins one.
+    fn wrote(&mut self, bytes: usize, file: &fs::File) -> io::Result<()> {
+        self.written += bytes as u64;
+        if self.written < self.every || self.flush.as_ref().is_some_and(|flush| !flush.is_finished()) {
+            return Ok(());
+        }
+        self.wait()?;
+        self.written = 0;
+        // Without a thread, only the end takes longer.
+        let file = file.try_clone()?;
+        self.flush = Builder::new().stack_size(STACK).spawn(move || file.sync_data()).ok();
+        Ok(())
+    }
+
+    /// Waits for the flush. A system tells an error of the disk once, so a later flush would not have it.
+    fn wait(&mut self) -> io::Result<()> {
+        let ended = self.flush.take().map(JoinHandle::join);
+        ended.unwrap_or(Ok(Ok(()))).unwrap_or_else(|_| Err(io::Error::other("a flush to disk panicked")))
+    }
+}
+
+/// Bytes of stack for a thread that makes one call.
+const STACK: usize = 64 << 10;
 
 /// Renames a temporary file: a folder that cannot do this cannot replace the target either.
 fn renamed(file: NamedTempFile) -> io::Result<NamedTempFile> {
@@ -119,6 +165,33 @@ fn folder_of(target: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_file_is_flushed_while_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("long");
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.early.every = 10_000;
+        for i in 0..100u8 {
+            file.write_all(&[i; 1000]).unwrap();
+            assert_eq!(file.early.flush.is_some(), i >= 9);
+        }
+        file.commit().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), (0..100).flat_map(|i| [i; 1000]).collect::<Vec<_>>());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_error_of_an_early_flush_is_the_files() {
+        let unflushed = fs::File::open("/dev/null").unwrap();
+        let mut early = EarlySync { every: 1, ..EarlySync::default() };
+        early.wrote(1, &unflushed).unwrap();
+        while early.flush.as_ref().is_some_and(|flush| !flush.is_finished()) {}
+        assert!(early.wrote(1, &unflushed).is_err());
+        early.wrote(1, &unflushed).unwrap();
+        assert!(early.wait().is_err());
+        early.wait().unwrap();
+    }
 
     #[test]
     fn mount_points_are_refused_before_the_work() {
