@@ -12,7 +12,7 @@ use tempfile::{NamedTempFile, TempPath};
 ///
 /// Dropping it before [`AtomicFile::commit`] removes the temporary file and leaves an older target unchanged.
 /// A target that is a symbolic link stays a link, and the file that it points to is replaced. An older file's
-/// permissions are kept.
+/// permissions are kept. From 128 MiB on, a thread flushes what is there while more is written.
 #[derive(Debug)]
 pub struct AtomicFile {
     file: io::BufWriter<NamedTempFile>,
@@ -116,9 +116,9 @@ impl EarlySync {
         }
         self.wait()?;
         self.written = 0;
-        // Without a thread, only the end takes longer.
-        let file = file.try_clone()?;
-        self.flush = Builder::new().stack_size(STACK).spawn(move || file.sync_data()).ok();
+        // Without a handle or a thread, only the end takes longer.
+        let begin = |file: fs::File| Builder::new().stack_size(STACK).spawn(move || file.sync_data()).ok();
+        self.flush = file.try_clone().ok().and_then(begin);
         Ok(())
     }
 
