@@ -141,6 +141,14 @@ pub(crate) struct Encoded<'a> {
     pub(crate) taken: usize,
 }
 
+/// Returns the number of rows, at most `most`, whose words are sure to be there: a row takes at most one for
+/// each lane.
+#[cfg(target_arch = "x86_64")]
+fn sure_rows<const N: usize>(words: &[&[u8]; N], taken: &[usize; N], most: usize) -> usize {
+    let left = words.iter().zip(taken).map(|(words, taken)| (words.len() - taken) / (2 * LANES));
+    left.min().unwrap_or(0).min(most)
+}
+
 /// Decodes rows of `N` segments, up to 4, while all of them have a full row of words. Returns the number of
 /// rows of each; none in the plain form. A state depends on the one before: while one segment waits for it,
 /// the processor works on another.

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Encoded, LANES, NARROW, Narrow, Steps};
+use super::{Encoded, LANES, NARROW, Narrow, Steps, sure_rows};
 
 /// States in a register.
 const GROUP: usize = 8;
@@ -205,7 +205,7 @@ fn push(x: __m256i, f: __m256i, s: __m256i) -> __m256i {
     _mm256_add_epi32(next, _mm256_andnot_si256(_mm256_cmpgt_epi32(f, rest), step))
 }
 
-/// What a byte becomes in `_mm256_shuffle_epi8` that comes from nowhere.
+/// The index of `_mm256_shuffle_epi8` that gives zero in place of a byte.
 const ZERO: u8 = 0x80;
 
 /// For each mask of lanes: which bytes of the words each of them reads; the others and all high halves become
@@ -239,16 +239,13 @@ pub(in crate::arch) fn decode<const N: usize>(
     let rows = outs.iter().map(|out| out.len()).min().unwrap_or(0);
     let (mut taken, mut done) = ([0; N], 0);
     loop {
-        // A row takes at most 64 bytes of words, so these rows need no check.
-        let left = words.iter().zip(taken).map(|(words, taken)| (words.len() - taken) / (2 * LANES));
-        let sure = left.min().unwrap_or(0).min(rows - done);
+        let sure = sure_rows(&words, &taken, rows - done);
         if sure == 0 {
             break;
         }
         for _ in 0..sure {
             for n in 0..N {
-                let next = &words[n][taken[n]..taken[n] + 2 * LANES];
-                let (symbols, bytes) = decode_row(slots[n], &mut states[n], next);
+                let (symbols, bytes) = decode_row(slots[n], &mut states[n], &words[n][taken[n]..]);
                 let out = &mut outs[n][done];
                 // SAFETY: the reference covers the 32 bytes that are written.
                 unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), symbols) };
@@ -264,11 +261,12 @@ pub(in crate::arch) fn decode<const N: usize>(
     done
 }
 
-/// Decodes a row. Returns its symbols, and the number of bytes that it takes from the 64 of `next`.
+/// Decodes a row. Returns its symbols, and the number of bytes that it takes from `words`, which has at least
+/// 64.
 #[inline]
 #[target_feature(enable = "avx2,bmi2,popcnt")]
-fn decode_row(slots: &[u32; 4096], states: &mut [__m256i; GROUPS], next: &[u8]) -> (__m256i, usize) {
-    let next = &next[..2 * LANES];
+fn decode_row(slots: &[u32; 4096], states: &mut [__m256i; GROUPS], words: &[u8]) -> (__m256i, usize) {
+    let words = &words[..2 * LANES];
     let (mut symbols, mut taken) = ([_mm256_setzero_si256(); GROUPS], 0);
     for (x, symbols) in states.iter_mut().zip(&mut symbols) {
         let slot = look_up(slots, _mm256_and_si256(*x, _mm256_set1_epi32(4095)));
@@ -279,11 +277,11 @@ fn decode_row(slots: &[u32; 4096], states: &mut [__m256i; GROUPS], next: &[u8]) 
         let needs = _mm256_cmpeq_epi32(_mm256_srli_epi32::<16>(y), _mm256_setzero_si256());
         let mask = mask_of(needs);
         // SAFETY: the groups before took at most 8 words each, so that `taken` is at most 48, and 16 bytes
-        // from there lie inside the 64 of `next`.
-        let words = unsafe { _mm_loadu_si128(next.as_ptr().add(taken).cast()) };
+        // from there lie inside the 64 of `words`.
+        let next = unsafe { _mm_loadu_si128(words.as_ptr().add(taken).cast()) };
         // SAFETY: an entry has 32 bytes.
         let order = unsafe { _mm256_loadu_si256(WORDS[usize::from(mask)].as_ptr().cast()) };
-        let word = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(words), order);
+        let word = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(next), order);
         let shift = _mm256_and_si256(needs, _mm256_set1_epi32(16));
         *x = _mm256_or_si256(_mm256_sllv_epi32(y, shift), word);
         taken += 2 * mask.count_ones() as usize;

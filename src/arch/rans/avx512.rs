@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Encoded, FEW, LANES, Slots, Steps};
+use super::{Encoded, FEW, LANES, Slots, Steps, sure_rows};
 
 const TRUNCATE: i32 = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
 
@@ -254,9 +254,7 @@ pub(in crate::arch) fn decode<const STEPS: usize, const N: usize>(
     let in_pairs = load(&IN_PAIRS);
     let mut done = 0;
     loop {
-        // A row takes at most 64 bytes of words, so these rows need no check.
-        let left = words.iter().zip(taken).map(|(words, taken)| (words.len() - taken) / (2 * LANES));
-        let sure = left.min().unwrap_or(0).min(rows - done);
+        let sure = sure_rows(&words, &taken, rows - done);
         if sure == 0 {
             break;
         }
