@@ -150,17 +150,17 @@ impl Budget {
     /// decoded. Both budgets take elements from the same allowance.
     #[must_use]
     pub fn with_memory_renewed(&self) -> Self {
-        Self { memory: Allowance::of(self.limits.max_alloc_bytes), ..self.shared() }
+        Self { memory: Allowance::of(self.limits.max_alloc_bytes), ..self.for_one() }
     }
 
     /// Returns a budget of the same allowances as they are now, from which this one takes nothing.
     pub(crate) fn copied(&self) -> Self {
-        Self { memory: self.memory.copied(), elements: self.elements.copied(), ..self.shared() }
+        Self { memory: self.memory.copied(), elements: self.elements.copied(), ..self.for_one() }
     }
 
     /// Decodes items in parallel, which share this budget. The result does not depend on the number of
     /// threads, nor on their timing.
-    pub(crate) fn share<I: Sync, T: Send>(
+    pub(crate) fn decode_each<I: Sync, T: Send>(
         &mut self,
         items: &[I],
         decode: impl Fn(&I, &Self) -> T + Sync,
@@ -178,7 +178,7 @@ impl Budget {
     }
 
     /// Returns the budget of one of the blocks that share this one.
-    pub(crate) fn shared(&self) -> Self {
+    pub(crate) fn for_one(&self) -> Self {
         Self {
             limits: self.limits.clone(),
             memory: Arc::clone(&self.memory),
@@ -187,8 +187,8 @@ impl Budget {
         }
     }
 
-    /// Returns a budget with which the block of a [`Self::shared`] one is decoded again, with the full memory
-    /// for itself: it takes its elements once.
+    /// Returns a budget with the full memory, for decoding the one block that had this budget
+    /// ([`Self::for_one`]) again. The block takes its elements once.
     pub(crate) fn renewed(self) -> Self {
         self.elements.give_back(self.elements_taken.load(Ordering::Relaxed));
         self.with_memory_renewed()
@@ -197,10 +197,10 @@ impl Budget {
     /// Decodes one of the blocks that share this budget; if their memory is too little for it, again with
     /// memory of its own. The memory of several blocks depends on the number of threads, and the memory
     /// allowed for one block must not.
-    pub(crate) fn share_or_renew<T>(&self, mut decode: impl FnMut(&Self) -> Result<T>) -> Result<T> {
-        let shared = self.shared();
-        match decode(&shared) {
-            Err(e) if e.is_memory() => decode(&shared.renewed()),
+    pub(crate) fn decode_one<T>(&self, mut decode: impl FnMut(&Self) -> Result<T>) -> Result<T> {
+        let own = self.for_one();
+        match decode(&own) {
+            Err(e) if e.is_memory() => decode(&own.renewed()),
             decoded => decoded,
         }
     }
@@ -230,7 +230,7 @@ impl Budget {
     }
 }
 
-/// What is left of one limit. Its numbers order no other memory: relaxed is enough.
+/// The rest of one limit. Its numbers order no other memory: relaxed is enough.
 #[derive(Debug)]
 struct Allowance {
     left: AtomicU64,

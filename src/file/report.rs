@@ -283,7 +283,7 @@ impl Report {
         // A few blocks are decoded at a time, to bound memory. They are added one after another.
         let numbers: Vec<usize> = (0..part.blocks.len()).collect();
         for batch in numbers.chunks(rayon::current_num_threads().max(1) * 4) {
-            let looked = budget.share(batch, |&number, budget| {
+            let looked = budget.decode_each(batch, |&number, budget| {
                 let mut found = Contents::default();
                 let budget = budget.with_memory_renewed();
                 let error = found.read(part, number, options.as_ref(), &budget, detail).err();

@@ -390,7 +390,7 @@ impl<'a> Sum<'a> {
         sparse: &[bool],
     ) -> Result<(Blocks<'c>, Blocks<'c>)> {
         let decode = |&number: &usize, budget: &Budget| contribution.blocks[number].decode(budget);
-        let blocks = Budget::new(&self.options.limits).share(&contribution.numbers(window), decode);
+        let blocks = Budget::new(&self.options.limits).decode_each(&contribution.numbers(window), decode);
         let blocks = blocks.into_iter().collect::<Result<Blocks<'c>>>()?;
         let is_sparse = |block: &Cow<'_, Block>| sparse[tensors_of(block.scope).start - window.tensors.start];
         Ok(blocks.into_iter().partition(is_sparse))

@@ -239,7 +239,7 @@ impl<'b> Assembler<'b> {
             .zip(places)
             .map(|(&i, mut targets)| {
                 let Some(Target { data: place, .. }) = targets.first_mut() else { return Ok(()) };
-                let filled = budget.share_or_renew(|budget| part.decode_into(i, budget, place));
+                let filled = budget.decode_one(|budget| part.decode_into(i, budget, place));
                 filled.inspect_err(|_| place.fill(0))
             })
             .collect();
@@ -253,7 +253,7 @@ impl<'b> Assembler<'b> {
             return self.apply_apart(part, batch, budget);
         }
         let decode = |&i: &usize| {
-            let budget = budget.shared();
+            let budget = budget.for_one();
             (part.decode(i, &budget), budget)
         };
         let decoded: Vec<(Result<Block>, Budget)> = batch.par_iter().map(decode).collect();
@@ -304,7 +304,7 @@ impl<'b> Assembler<'b> {
             .zip(copied)
             .map(|((&i, mut targets), bases)| {
                 let raw = &part.blocks[i];
-                let applied = budget.share_or_renew(|budget| {
+                let applied = budget.decode_one(|budget| {
                     let block = part.decode(i, budget)?;
                     let applied = match &bases {
                         Some(bases) => {

@@ -443,7 +443,8 @@ impl<'a> UpdatePart<'a> {
     /// The errors of [`Self::decode`], for the first block that has one.
     pub fn decode_all(&self) -> Result<Vec<Block>> {
         let numbers: Vec<usize> = (0..self.blocks.len()).collect();
-        self.budget().share(&numbers, |&number, budget| self.decode(number, budget)).into_iter().collect()
+        let blocks = self.budget().decode_each(&numbers, |&number, budget| self.decode(number, budget));
+        blocks.into_iter().collect()
     }
 }
 
