@@ -81,8 +81,10 @@ const AT_ONCE: usize = 1 << 20;
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // First: an error says that none of these bytes were taken.
+        self.early.begin(self.file.get_ref().as_file())?;
         let written = self.file.write(&bytes[..bytes.len().min(AT_ONCE)])?;
-        self.early.wrote(written, self.file.get_ref().as_file())?;
+        self.early.written += written as u64;
         Ok(written)
     }
 
@@ -108,9 +110,11 @@ impl Default for EarlySync {
 }
 
 impl EarlySync {
-    /// Counts bytes that were written to `file`. If they are many, and no flush goes on, it begins one.
-    fn wrote(&mut self, bytes: usize, file: &fs::File) -> io::Result<()> {
-        self.written += bytes as u64;
+    /// Begins a flush of `file` if many bytes were written since the last one began, and that one has ended.
+    ///
+    /// # Errors
+    /// The error of the flush that has ended.
+    fn begin(&mut self, file: &fs::File) -> io::Result<()> {
         if self.written < self.every || self.flush.as_ref().is_some_and(|flush| !flush.is_finished()) {
             return Ok(());
         }
@@ -174,7 +178,7 @@ mod tests {
         file.early.every = 10_000;
         for i in 0..100u8 {
             file.write_all(&[i; 1000]).unwrap();
-            assert_eq!(file.early.flush.is_some(), i >= 9);
+            assert_eq!(file.early.flush.is_some(), i >= 10);
         }
         file.commit().unwrap();
         assert_eq!(fs::read(&target).unwrap(), (0..100).flat_map(|i| [i; 1000]).collect::<Vec<_>>());
@@ -184,11 +188,14 @@ mod tests {
     #[test]
     fn an_error_of_an_early_flush_is_the_files() {
         let unflushed = fs::File::open("/dev/null").unwrap();
-        let mut early = EarlySync { every: 1, ..EarlySync::default() };
-        early.wrote(1, &unflushed).unwrap();
-        while early.flush.as_ref().is_some_and(|flush| !flush.is_finished()) {}
-        assert!(early.wrote(1, &unflushed).is_err());
-        early.wrote(1, &unflushed).unwrap();
+        let mut early = EarlySync { every: 1, written: 1, flush: None };
+        early.begin(&unflushed).unwrap();
+        while early.flush.as_ref().is_some_and(|flush| !flush.is_finished()) {
+            std::thread::yield_now();
+        }
+        early.written = 1;
+        assert!(early.begin(&unflushed).is_err());
+        early.begin(&unflushed).unwrap();
         assert!(early.wait().is_err());
         early.wait().unwrap();
     }
