@@ -194,9 +194,7 @@ fn run_one(
         .arg(format!("-dict={}", folder().join("gcodec.dict").display()))
         .arg(format!("-max_len={}", target.max_len))
         .args(["-len_control=0", "-rss_limit_mb=2560", "-print_final_stats=1"])
-        // By the clock: some inputs take five seconds of a core, of which a target of low priority has a
-        // fiftieth beside other work.
-        .args(["-timeout=1200", "-report_slow_units=30"]);
+        .args([format!("-timeout={}", longest_input(seconds)), "-report_slow_units=30".to_owned()]);
     prepare(&mut command);
     let output = File::create(&log)?;
     let mut child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
@@ -230,6 +228,13 @@ fn report_failure(outcome: &Outcome) {
     if outcome.failed {
         println!("{}: {}", outcome.name, outcome.said);
     }
+}
+
+/// Returns the seconds, by the clock, after which an input counts as endless. A short run has low priority
+/// beside the tests, where five seconds of a core, which some inputs take, can be minutes; and it is over
+/// before an endless input could reach the limit of a long run.
+fn longest_input(seconds: f64) -> u32 {
+    if seconds > 60.0 { 60 } else { 1200 }
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
