@@ -18,6 +18,13 @@ use crate::frame::{Delta, IndexedUpdate, Manifest, UpdateHeader};
 /// Weight from which a block has its own tables: it is too long to gain from shared ones.
 pub(super) const LIGHT: u64 = 1 << 14;
 
+/// Weight of the light blocks whose symbols are counted for shared tables. More would hardly change a table,
+/// and takes as long as writing the blocks.
+const COUNTED: u64 = 1 << 18;
+
+/// The golden ratio's part behind the point, times 2^64.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
 /// Elements that the blocks of one look ahead span, for each thread, and the number of blocks in it. Threads
 /// check the blocks of a look ahead together.
 const AHEAD_ELEMENTS: u64 = 1 << 22;
@@ -260,13 +267,14 @@ pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usi
     blocks.iter().take_while(fits).count()
 }
 
-/// Chooses the frequency tables that the blocks of a part share. Counts the symbols of the light blocks for
-/// it, and keeps the bytes of blocks without symbols if there is no such table.
+/// Chooses the frequency tables that the blocks of a part share. Counts the symbols of a sample of the light
+/// blocks for it, and keeps the bytes of those without symbols if there is no such table.
 fn choose_tables(context: Context<'_>, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
     let light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
     if light.len() < 2 {
         return Ok(Vec::new());
     }
+    let light = sample(light);
     let written = threads::in_order(light.par_iter().map_init(Memory::default, |memory, queued| {
         let Form::Pending(block) = &queued.form else { return Ok(Default::default()) };
         let mut record = Vec::new();
@@ -287,6 +295,18 @@ fn choose_tables(context: Context<'_>, blocks: &mut [Queued<'_>]) -> Result<Vec<
         }
     }
     Ok(tables)
+}
+
+/// Returns those of the light blocks whose symbols are counted: all of them up to the weight [`COUNTED`], and
+/// as much of more.
+///
+/// Multiples of the golden ratio spread evenly between integers, in whatever period kinds of tensors return.
+fn sample<'q, 'a>(light: Vec<&'q mut Queued<'a>>) -> Vec<&'q mut Queued<'a>> {
+    let all = light.iter().map(|queued| queued.share()).fold(0, u64::saturating_add);
+    let limit = u64::MAX / all.max(1);
+    let limit = limit.saturating_mul(COUNTED);
+    let is_taken = |i: u64| i.wrapping_mul(GOLDEN) <= limit;
+    (0..).zip(light).filter(|(i, _)| is_taken(*i)).map(|(_, queued)| queued).collect()
 }
 
 /// Returns the runs of a delta with the tensors that the blocks of a part touch.
@@ -470,6 +490,33 @@ mod tests {
         let all = of_update(&blocks[..40]) - empty;
         assert!(all < 40 * each - 40 * 8, "{all} bytes of 40 blocks, {each} of one");
         assert!(of_update(&blocks).abs_diff(all + large) < 8, "large blocks have their own");
+    }
+
+    #[test]
+    fn symbols_are_counted_of_some_of_many_light_blocks() {
+        let taken = |count: usize, weight| {
+            let values = Values::Floats(Floats { stored: Stored::Source, bytes: vec![] });
+            let block = block(Scope::Tensor(0), Support::All, values);
+            let queued = |i: usize| Queued {
+                scope: Scope::Tensor(i as u64),
+                weight,
+                is_based: false,
+                needs_base: false,
+                form: Form::Pending((&block).into()),
+            };
+            let mut all: Vec<Queued<'_>> = (0..count).map(queued).collect();
+            let taken = sample(all.iter_mut().collect());
+            taken.iter().map(|queued| queued.scope.first()).collect::<Vec<u64>>()
+        };
+        assert_eq!(taken(16, LIGHT - 1), (0..16).collect::<Vec<u64>>());
+        assert_eq!(taken(1 << 18, 0).len(), 1 << 18);
+        let of_many = taken(1600, LIGHT - 1);
+        assert!((15..=17).contains(&of_many.len()), "{of_many:?}");
+        // About as many in each part of the blocks, and of those in each place of a period.
+        assert!((0..4).all(|part| of_many.iter().filter(|i| *i / 400 == part).count().abs_diff(4) <= 1));
+        let of_more = taken(16_000, LIGHT / 10 - 1);
+        let of_period = |place| of_more.iter().filter(|i| *i % 10 == place).count();
+        assert!((0..10).all(|place| of_period(place) >= 8), "{of_more:?}");
     }
 
     #[test]
