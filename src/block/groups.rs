@@ -57,19 +57,20 @@ impl Groups {
         }
     }
 
-    /// Calls `f` as [`Self::for_each`] does, for the values in `range` of a scope of one tensor.
-    pub(crate) fn for_each_in(self, range: Range<usize>, mut f: impl FnMut(usize, Range<usize>)) {
+    /// Returns the groups of values that are visited one after another. `lens`: the number of values of each
+    /// tensor of the scope; only [`Groups::Tensor`] needs it.
+    pub(crate) fn visit(self, lens: &[u64]) -> Visit<'_> {
+        Visit { groups: self, lens, at: 0, group: 0, end: self.len_of(0, lens) }
+    }
+
+    /// The number of values of a group; of the last, or of all, it may be too large.
+    fn len_of(self, group: usize, lens: &[u64]) -> usize {
         let len = match self {
-            Self::Block | Self::Tensor => usize::MAX,
-            Self::Len(len) => usize::try_from(len).unwrap_or(usize::MAX),
+            Self::Block => None,
+            Self::Len(len) => Some(len.max(1)),
+            Self::Tensor => lens.get(group).copied(),
         };
-        let mut start = range.start;
-        while start < range.end {
-            let group = start / len;
-            let end = group.saturating_add(1).saturating_mul(len).min(range.end);
-            f(group, start..end);
-            start = end;
-        }
+        len.and_then(|len| usize::try_from(len).ok()).unwrap_or(usize::MAX)
     }
 
     pub(super) fn write(self, out: &mut Vec<u8>, space: &ValueSpace<'_>) -> Result<()> {
@@ -94,6 +95,33 @@ impl Groups {
     }
 }
 
+/// Groups of values that are visited one after another.
+pub(crate) struct Visit<'l> {
+    groups: Groups,
+    lens: &'l [u64],
+    /// The first value that was not visited.
+    at: usize,
+    /// Number of the group that was visited last, and its end.
+    group: usize,
+    end: usize,
+}
+
+impl Visit<'_> {
+    /// Calls `f` with the number of each group of the next values, up to value `to`, and with those of its
+    /// values that are among them.
+    pub(crate) fn up_to(&mut self, to: usize, mut f: impl FnMut(usize, Range<usize>)) {
+        while self.at < to {
+            while self.at == self.end {
+                self.group += 1;
+                self.end = self.end.saturating_add(self.groups.len_of(self.group, self.lens));
+            }
+            let end = self.end.min(to);
+            f(self.group, self.at..end);
+            self.at = end;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,11 +132,21 @@ mod tests {
         Groups::Len(3).for_each(7, &[], |g, r| seen.push((g, r)));
         assert_eq!(seen, [(0, 0..3), (1, 3..6), (2, 6..7)]);
         let mut seen = Vec::new();
-        Groups::Len(3).for_each_in(2..7, |g, r| seen.push((g, r)));
-        Groups::Block.for_each_in(2..7, |g, r| seen.push((g, r)));
-        assert_eq!(seen, [(0, 2..3), (1, 3..6), (2, 6..7), (0, 2..7)]);
-        let mut seen = Vec::new();
         Groups::Tensor.for_each(5, &[2, 0, 3], |g, r| seen.push((g, r)));
         assert_eq!(seen, [(0, 0..2), (1, 2..2), (2, 2..5)]);
+    }
+
+    #[test]
+    fn a_visit_takes_up_a_group_where_it_stopped() {
+        let visited = |groups: Groups, lens: &[u64], ends: &[usize]| {
+            let (mut visit, mut seen) = (groups.visit(lens), Vec::new());
+            ends.iter().for_each(|&end| visit.up_to(end, |g, r| seen.push((g, r))));
+            seen
+        };
+        let by_len = visited(Groups::Len(3), &[], &[2, 7]);
+        assert_eq!(by_len, [(0, 0..2), (0, 2..3), (1, 3..6), (2, 6..7)]);
+        assert_eq!(visited(Groups::Block, &[4], &[2, 2, 7]), [(0, 0..2), (0, 2..7)]);
+        let by_tensor = visited(Groups::Tensor, &[0, 2, 0, 0, 3, 0], &[1, 5]);
+        assert_eq!(by_tensor, [(1, 0..1), (1, 1..2), (4, 2..5)]);
     }
 }

@@ -222,6 +222,11 @@ pub(crate) struct Elements<'a> {
 }
 
 impl ValueSpace<'_> {
+    /// The number of elements of each tensor of the scope; none if the elements are not known.
+    pub(crate) fn lens(&self) -> &[u64] {
+        self.elements.as_ref().map_or(&[], |elements| &elements.space.lens)
+    }
+
     /// Refuses a matrix at `offset` whose support is not all elements (LRK-1, DCT-1).
     pub(crate) fn check_is_all(&self, offset: u64) -> Result<()> {
         match self.is_all {

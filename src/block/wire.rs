@@ -249,20 +249,26 @@ impl<'a> RawBlock<'a> {
         Support::is_sparse(self.support_id, self.support)
     }
 
-    /// Whether the block only replaces all elements of a part of one tensor, so that [`Self::decode_into`]
-    /// can decode it.
+    /// Whether the block only replaces all elements of its scope, so that [`Self::decode_into`] can decode
+    /// it.
     pub(crate) fn is_dense(&self) -> bool {
         let all = self.support_id == SupportId::ALL && self.support.is_empty() && !self.add;
-        all && self.scope.tensors() == 1 && Values::can_read_into(self.values_id, self.space.dtype)
+        all && Values::can_read_into(self.values_id, self.space.dtype)
     }
 
-    /// Decodes a dense block into `out`, the bytes of its elements. After an error these are arbitrary.
+    /// Whether the block is dense, and its elements are of one tensor.
+    pub(crate) fn is_dense_in_one(&self) -> bool {
+        self.scope.tensors() == 1 && self.is_dense()
+    }
+
+    /// Decodes a dense block into `out`, the bytes of the elements of all its tensors. After an error these
+    /// are arbitrary.
     pub(crate) fn decode_into(&self, decoder: &Decoder<'_>, out: &mut [u8]) -> Result<()> {
         decoder.budget.reserve_elements(self.space.len(), self.offset)?;
         let space = ValueSpace {
             count: self.space.len(),
             is_all: true,
-            tensors: Some(1),
+            tensors: Some(self.scope.tensors()),
             dtype: self.space.dtype,
             row_lens: &[],
             group_counts: &[],

@@ -1,6 +1,7 @@
 //! Elements of tensors in memory that the caller gives.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::ops::Range;
 
 use super::File;
@@ -196,33 +197,36 @@ impl Job<'_> {
     /// Decodes the block.
     fn run(mut self, part: &UpdatePart<'_>) -> Result<()> {
         let (raw, budget) = (&part.blocks[self.block], part.budget());
-        let dtype = raw.space.dtype;
-        let sizes = raw.space.lens.iter().map(|&len| dtype.bytes_for(len).unwrap_or(u64::MAX));
-        if raw.is_dense()
+        let bytes = |len: u64| raw.space.dtype.bytes_for(len).unwrap_or(u64::MAX);
+        if raw.is_dense_in_one()
             && let [Piece { data, .. }] = &mut self.pieces[..]
-            && data.len() as u64 == dtype.bytes_for(raw.space.len()).unwrap_or(u64::MAX)
+            && data.len() as u64 == bytes(raw.space.len())
         {
             return part.decode_into(self.block, &budget, data);
         }
-        let mut buffers = Vec::with_capacity(raw.space.lens.len());
-        for bytes in sizes {
-            budget.reserve_bytes(bytes, raw.offset).map_err(|e| part.place(e, self.block))?;
-            buffers.push(pages::zeros(in_memory(bytes)));
-        }
-        match &mut buffers[..] {
-            [only] if raw.is_dense() => part.decode_into(self.block, &budget, only)?,
-            buffers => {
-                let block = part.decode(self.block, &budget)?;
-                let targets = buffers.iter_mut().zip(&raw.space.lens);
-                let mut targets: Vec<Target<'_>> =
-                    targets.map(|(data, &len)| Target { data, start: 0, len }).collect();
-                let applied = block.apply(&raw.space, part.sets(), &budget, &mut targets);
-                applied.map_err(|e| part.place(e.not_before(raw.offset), self.block))?;
-            }
+        let ends = raw.space.lens.iter().scan(0u64, |end, &len| {
+            *end = end.saturating_add(bytes(len));
+            Some(*end)
+        });
+        // Where each tensor of the scope begins, and all of them end.
+        let starts: Vec<u64> = iter::once(0).chain(ends).collect();
+        let all = starts.last().copied().unwrap_or(0);
+        budget.reserve_bytes(all, raw.offset).map_err(|e| part.place(e, self.block))?;
+        let mut all = pages::zeros(in_memory(all));
+        if raw.is_dense() {
+            part.decode_into(self.block, &budget, &mut all)?;
+        } else {
+            let block = part.decode(self.block, &budget)?;
+            let mut rest = all.as_mut_slice();
+            let targets = raw.space.lens.iter().map(|&len| {
+                let data = rest.split_off_mut(..in_memory(bytes(len))).unwrap_or_default();
+                Target { data, start: 0, len }
+            });
+            let applied = block.apply(&raw.space, part.sets(), &budget, &mut targets.collect::<Vec<_>>());
+            applied.map_err(|e| part.place(e.not_before(raw.offset), self.block))?;
         }
         for Piece { tensor, from, data } in self.pieces {
-            let len = data.len();
-            data.copy_from_slice(&buffers[tensor][from..from + len]);
+            data.copy_from_slice(&all[in_memory(starts[tensor]) + from..][..data.len()]);
         }
         Ok(())
     }

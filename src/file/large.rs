@@ -54,7 +54,7 @@ impl<'f, 'a> Large<'f, 'a> {
         let mut end = 0;
         let is_next = |place: &Place| {
             let starts = std::mem::replace(&mut end, place.bytes.end) == place.bytes.start;
-            starts && large.parts[place.part].blocks[place.block].is_dense()
+            starts && large.parts[place.part].blocks[place.block].is_dense_in_one()
         };
         let is_dense = large.blocks.iter().all(is_next) && end == large.bytes;
         Ok(Some(large).filter(|_| is_dense))
@@ -166,7 +166,7 @@ impl<'f, 'a> Large<'f, 'a> {
     fn decode(&self, place: &Place, data: &mut [u8]) -> Result<()> {
         let part = &self.parts[place.part];
         let (raw, budget) = (&part.blocks[place.block], part.budget());
-        if raw.is_dense() {
+        if raw.is_dense_in_one() {
             return part.decode_into(place.block, &budget, data);
         }
         let block = part.decode(place.block, &budget)?;

@@ -195,10 +195,10 @@ impl<'b> Assembler<'b> {
         let mut rest = wanted.as_slice();
         while let [first, ..] = rest {
             budget = budget.with_memory_renewed();
-            let dense = part.blocks[*first].is_dense();
+            let form = |i: &usize| (part.blocks[*i].is_dense(), part.blocks[*i].is_dense_in_one());
             // Memory is bounded by a few blocks at a time.
-            let most = rayon::current_num_threads().max(1) * if dense { 8 } else { 2 };
-            let like_first = rest.iter().take(most).take_while(|i| part.blocks[**i].is_dense() == dense);
+            let most = rayon::current_num_threads().max(1) * if form(first).0 { 8 } else { 2 };
+            let like_first = rest.iter().take(most).take_while(|i| form(i) == form(first));
             let (batch, later) = rest.split_at(like_first.count());
             let before = budget.copied();
             if let Err(error) = self.apply_batch(part, batch, &budget) {
@@ -215,16 +215,16 @@ impl<'b> Assembler<'b> {
         Ok(())
     }
 
-    /// Applies blocks that are all dense or all not.
+    /// Applies blocks that are all dense in one tensor or all not.
     fn apply_batch(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
-        match batch.iter().all(|&i| part.blocks[i].is_dense()) {
+        match batch.iter().all(|&i| part.blocks[i].is_dense_in_one()) {
             true => self.fill_blocks(part, batch, budget),
             false => self.apply_blocks(part, batch, budget),
         }
     }
 
-    /// Decodes dense blocks in parallel, straight into their elements. The elements of a block that fails
-    /// become zero.
+    /// Decodes blocks that are dense in one tensor in parallel, straight into their elements. The elements of
+    /// a block that fails become zero.
     fn fill_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
         for &i in batch {
             let (number, start, len) = span(&part.blocks[i]);
@@ -302,9 +302,12 @@ impl<'b> Assembler<'b> {
             .par_iter()
             .zip(places)
             .zip(copied)
-            .map(|((&i, mut targets), bases)| {
+            .map_init(Vec::new, |memory, ((&i, mut targets), bases)| {
                 let raw = &part.blocks[i];
                 let applied = budget.decode_one(|budget| {
+                    if raw.is_dense() {
+                        return part.decode_into_each(i, budget, &mut targets, memory).map(|()| None);
+                    }
                     let block = part.decode(i, budget)?;
                     let applied = match &bases {
                         Some(bases) => {

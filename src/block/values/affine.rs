@@ -120,7 +120,7 @@ impl Affine {
         each_code(codes, out, |code| to_number(f64::from(scale) * f64::from(i32::from(code) - zero)));
     }
 
-    /// Reads the wire form of values of one tensor, and stores them as its elements.
+    /// Reads the wire form, and stores the numbers as elements.
     pub(crate) fn read_into(
         cursor: &mut Cursor<'_>,
         decoder: &Decoder<'_>,
@@ -128,12 +128,13 @@ impl Affine {
         out: &mut [u8],
     ) -> Result<()> {
         let head = Self::read_head(cursor, space)?;
+        let mut groups = head.groups.visit(space.lens());
         let mut reader = SymbolReader::new(cursor, decoder, space.count, max_code(head.bits))?;
         let mut codes = [0; PIECE];
         put_numbers(space.dtype, out, |start, numbers| {
             let codes = &mut codes[..numbers.len()];
             reader.fill(codes)?;
-            head.groups.for_each_in(start..start + numbers.len(), |g, range| {
+            groups.up_to(start + numbers.len(), |g, range| {
                 let range = range.start - start..range.end - start;
                 head.group_numbers(g, &codes[range.clone()], &mut numbers[range]);
             });

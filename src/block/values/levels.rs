@@ -94,6 +94,14 @@ impl LevelList {
         }
     }
 
+    /// Appends levels.
+    pub(crate) fn append(&mut self, more: Self) {
+        match (&mut self.0, more.0) {
+            (Numbers::Codes(codes), Numbers::Codes(more)) => codes.extend(more),
+            (_, more) => *self = self.iter().chain(Self(more).iter()).collect(),
+        }
+    }
+
     /// Returns the memory of the codes, for other codes.
     pub(crate) fn into_memory(self) -> Vec<u8> {
         match self.0 {
@@ -290,7 +298,7 @@ impl Levels {
         number_of(self.spacing, self.max_level, norm, level)
     }
 
-    /// Reads the wire form of values of one tensor, and stores them as its elements.
+    /// Reads the wire form, and stores the numbers as elements.
     pub(crate) fn read_into(
         cursor: &mut Cursor<'_>,
         decoder: &Decoder<'_>,
@@ -298,10 +306,11 @@ impl Levels {
         out: &mut [u8],
     ) -> Result<()> {
         let head = Self::read_head(cursor, space)?;
+        let mut groups = head.groups.visit(space.lens());
         if head.max_level > MAX_SMALL {
             let codes = read_ints(cursor, decoder, space.count, u64::from(head.max_level) * 2)?;
             return put_numbers(space.dtype, out, |start, numbers| {
-                head.groups.for_each_in(start..start + numbers.len(), |g, range| {
+                groups.up_to(start + numbers.len(), |g, range| {
                     let norm = f64::from(head.norms.get(g));
                     for i in range {
                         numbers[i - start] = head.number(norm, unzigzag(codes[i]) as i32);
@@ -317,7 +326,7 @@ impl Levels {
         put_numbers(space.dtype, out, |start, numbers| {
             let codes = &mut codes[..numbers.len()];
             reader.fill(codes)?;
-            head.groups.for_each_in(start..start + numbers.len(), |g, range| {
+            groups.up_to(start + numbers.len(), |g, range| {
                 let norm = f64::from(head.norms.get(g));
                 let number = |code: u8| head.number(norm, level_of(code));
                 let range = range.start - start..range.end - start;

@@ -87,8 +87,9 @@ impl Sign {
         let (groups, scales) = read_head(cursor, space)?;
         let negative = signs::read(cursor, decoder, space.count, space.elements, None)?;
         let bits = negative.as_bytes();
+        let mut groups = groups.visit(space.lens());
         put_numbers(space.dtype, out, |first, numbers| {
-            groups.for_each_in(first..first + numbers.len(), |g, range| {
+            groups.up_to(first + numbers.len(), |g, range| {
                 let (start, out) = (range.start, &mut numbers[range.start - first..range.end - first]);
                 arch::run(Signed { scale: scales.get(g), bits, start, out });
             });

@@ -10,14 +10,15 @@ pub(crate) use write::UpdateWriter;
 
 use std::sync::Arc;
 
+use crate::arch::pages;
 use crate::bits::{Cursor, put_varint};
 use crate::block::space::Surroundings;
-use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, ValuesId, WireBlock};
+use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, Target, ValuesId, WireBlock};
 use crate::codes::{Decoder, Table};
 use crate::digest::SumDigest;
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{Manifest, ManifestId};
-use crate::limits::{Budget, Limits, check};
+use crate::limits::{Budget, Limits, check, in_memory};
 
 /// Sender, step and kind of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -403,14 +404,40 @@ impl<'a> UpdatePart<'a> {
         self.raw(block)?.beyond_core(&decoder).map_err(|e| self.place(e, block))
     }
 
-    /// Decodes a dense block ([`RawBlock::is_dense`]) into `out`, the bytes of its elements. After an error
-    /// these are arbitrary.
+    /// Decodes a dense block ([`RawBlock::is_dense`]) into `out`, the bytes of the elements of all its
+    /// tensors. After an error these are arbitrary.
     ///
     /// # Errors
     /// As [`Self::decode`].
     pub(crate) fn decode_into(&self, block: usize, budget: &Budget, out: &mut [u8]) -> Result<()> {
         let decoder = Decoder { tables: &self.tables, budget };
         self.raw(block)?.decode_into(&decoder, out).map_err(|e| self.place(e, block))
+    }
+
+    /// Decodes a dense block into `targets`, one for each tensor of its scope. After an error these are
+    /// unchanged. `memory` is used again.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub(crate) fn decode_into_each(
+        &self,
+        block: usize,
+        budget: &Budget,
+        targets: &mut [Target<'_>],
+        memory: &mut Vec<u8>,
+    ) -> Result<()> {
+        let raw = self.raw(block)?;
+        let bytes = |len: u64| raw.space.dtype.bytes_for(len).unwrap_or(u64::MAX);
+        let all = budget.reserve_items::<u8>(bytes(raw.space.len()), raw.offset);
+        let all = pages::reused(memory, all.map_err(|e| self.place(e, block))?);
+        self.decode_into(block, budget, all)?;
+        let mut rest = &*all;
+        for Target { data, start, len } in targets {
+            let (elements, more) = rest.split_at(in_memory(bytes(*len)));
+            data[in_memory(bytes(*start))..][..elements.len()].copy_from_slice(elements);
+            rest = more;
+        }
+        Ok(())
     }
 
     /// Returns one block in wire form, to be written again without decoding it

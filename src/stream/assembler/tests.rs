@@ -1,7 +1,7 @@
 use super::*;
 use crate::block::{
-    BlockOptions, Entropy, Floats, Groups, Levels, Norm, PendingBlock, Planes, ScaleFormat, Scales, Spacing,
-    Sparse, Stored, Ulp, Values,
+    Affine, Bits, BlockOptions, Entropy, Floats, Groups, Levels, Norm, PendingBlock, Planes, Pow2,
+    ScaleFormat, Scales, Sign, Spacing, Sparse, Stored, Ulp, Underflow, Values, Zero,
 };
 use crate::error::{InputError, LimitError, Location};
 use crate::frame::{Delta, TensorInfo};
@@ -258,6 +258,69 @@ fn each_dense_block_may_take_all_memory() {
 }
 
 /// Blocks that begin and end inside a byte.
+/// A dense block of several tensors is decoded like one that is applied, whether all of them are wanted or
+/// some.
+#[test]
+fn a_dense_block_of_several_tensors_is_decoded_into_each() {
+    let lens = [5000, 0, 3, 4100];
+    let n: u64 = lens.iter().sum();
+    let scope = Scope::Tensors { first: 1, count: 4 };
+    let word = |i: u64| crate::random::word(3, 0, i);
+    let codes: Vec<u8> = (0..n).map(|i| (word(i) % 7) as u8).collect();
+    let scales = |count: u64| {
+        let scales: Vec<f32> = (0..count).map(|i| 1.0 + i as f32).collect();
+        Scales::from_f32s(ScaleFormat::F32, &scales)
+    };
+    let negative: Bits = (0..n).map(|i| codes[i as usize] > 0 && word(i) >> 31 == 1).collect();
+    let mut kinds = vec![
+        Values::Planes(Planes { bytes: (0..4 * n).map(|i| word(i) as u8).collect() }),
+        Values::Floats(Floats { stored: Stored::Source, bytes: (0..4 * n).map(|i| word(i) as u8).collect() }),
+        Values::Pow2(Pow2 {
+            min_exponent: -3,
+            underflow: Underflow::Unbiased,
+            codes: codes.clone(),
+            negative: negative.clone(),
+        }),
+    ];
+    for (groups, count) in [(Groups::Block, 1), (Groups::Tensor, 4), (Groups::Len(1000), n.div_ceil(1000))] {
+        let levels = codes.iter().map(|&code| i32::from(code) - 3);
+        let of_levels = |max_level| Levels {
+            spacing: Spacing::Uniform,
+            max_level,
+            norm: Norm::L2,
+            groups,
+            norms: scales(count),
+            levels: levels.clone().collect(),
+        };
+        let codes = codes.clone();
+        let affine = Affine { bits: 3, groups, scales: scales(count), zero: Zero::Centre, codes };
+        let sign = Sign { groups, scales: scales(count), negative: negative.clone() };
+        kinds.extend([Values::Levels(of_levels(3)), Values::Levels(of_levels(300))]);
+        kinds.extend([Values::Affine(affine), Values::Sign(sign)]);
+    }
+    let of = |len| (Dtype::F32, len);
+    let manifest = manifest(&[of(2), of(lens[0]), of(lens[1]), of(lens[2]), of(lens[3])]);
+    for values in kinds {
+        let block = block(scope, Support::All, values);
+        let mut expected: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; 4 * len as usize]).collect();
+        let mut targets: Vec<Target<'_>> =
+            expected.iter_mut().zip(lens).map(|(data, len)| Target { data, start: 0, len }).collect();
+        let space = manifest.space(scope, 0).unwrap();
+        let budget = Budget::new(&Limits::default());
+        block.apply(&space, &Default::default(), &budget, &mut targets).unwrap();
+        let stream = encode(&manifest, &UpdateHeader::default(), [&block], false);
+        for wanted in [&["t1", "t2", "t3", "t4"][..], &["t1", "t4"], &["t3"]] {
+            let mut assembler =
+                Assembler::new(&manifest, &Limits::default(), |name| wanted.contains(&name)).unwrap();
+            apply_all(&mut assembler, &stream).unwrap();
+            for (number, tensor) in assembler.finish().unwrap() {
+                let expected = &expected[number as usize - 1];
+                assert!(tensor.view().data() == expected, "{:?} {number}", block.values.facts().structure);
+            }
+        }
+    }
+}
+
 #[test]
 fn half_a_byte_keeps_its_other_half() {
     let manifest = manifest(&[(Dtype::F4E2M1, 8)]);
