@@ -23,7 +23,7 @@ use crate::arch::threads::in_order;
 use crate::arch::{self, Kernel, pages};
 use crate::bits::pack_bits;
 use crate::error::Result;
-use small::Scratch;
+pub(super) use small::Scratch;
 
 /// The kept elements of one tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -54,7 +54,10 @@ pub(super) fn at_least(sources: &mut [Source<'_>], at: f32) -> Result<Vec<Chosen
 
 /// Returns the `k` largest positive and the `k` smallest negative elements of a tensor. If a sign has fewer
 /// than `k` elements, returns all of them.
-pub(super) fn both_sides(source: &mut Source<'_>, k: u64) -> Result<[Chosen; 2]> {
+pub(super) fn both_sides(source: &mut Source<'_>, k: u64, scratch: &mut Scratch) -> Result<[Chosen; 2]> {
+    if let Some(chosen) = scratch.both_sides(source, k) {
+        return chosen;
+    }
     let group: &mut [&mut Source<'_>] = &mut [source];
     let sides = [Side::Plus, Side::Minus];
     let least = guess(group, k, sides);

@@ -182,6 +182,29 @@ fn top_k_equals_a_sort() {
 }
 
 #[test]
+fn both_sides_of_small_tensors_equal_a_sort() {
+    for n in [0, 1, 300, 5000, 70_001] {
+        for (name, values) in distributions(n) {
+            for k in [1, 20, n as u64 / 100 + 1] {
+                let sorted = |sign: f32| {
+                    let of_side = |&i: &usize| sign * values[i] > 0.0;
+                    let mut places: Vec<usize> = (0..n).filter(of_side).collect();
+                    places.sort_by(|&a, &b| (sign * values[b]).total_cmp(&(sign * values[a])));
+                    places.truncate(k as usize);
+                    places.sort_unstable();
+                    places.into_iter().map(|i| i as u64).collect::<Vec<u64>>()
+                };
+                let tensors = [tensor(&values)];
+                let input = &inputs(&tensors)[0];
+                let mut source = source::Source::new(input, true, &Options::default(), None).unwrap();
+                let sides = select::both_sides(&mut source, k, &mut select::Scratch::default()).unwrap();
+                assert_eq!(sides.map(|side| side.positions), [sorted(1.0), sorted(-1.0)], "{name} {n} {k}");
+            }
+        }
+    }
+}
+
+#[test]
 fn top_k_of_small_tensors_that_have_to_be_read_equals_a_sort() {
     for n in [300, 5000, source::CHUNK, source::CHUNK + 1] {
         let k = Amount::Density(0.01).of(n as u64) as usize;

@@ -12,7 +12,7 @@ use super::sparse::{Outline, join, mean, outlines, tensor_groups};
 use crate::arch::threads::in_order;
 use crate::block::{Block, Constant, Positions, ScaleFormat, Scales, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
-use crate::compress::select::{self, Chosen};
+use crate::compress::select::{self, Chosen, Scratch};
 use crate::compress::settings::{Amount, Visitor};
 use crate::compress::sums::magnitudes;
 use crate::error::Result;
@@ -43,8 +43,8 @@ impl Compressor for Sbc {
     }
 
     fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
-        let chosen = in_order(run.tensors.par_iter_mut().map(|tensor| {
-            let sides = select::both_sides(tensor, self.amount.of(tensor.len as u64))?;
+        let chosen = in_order(run.tensors.par_iter_mut().map_init(Scratch::default, |scratch, tensor| {
+            let sides = select::both_sides(tensor, self.amount.of(tensor.len as u64), scratch)?;
             let (side, mean) = larger_side(&sides);
             let [plus, minus] = sides;
             let chosen = if side == 0 { plus } else { minus };

@@ -10,7 +10,7 @@
 //! To sample such a tensor takes longer than to read it, and its threshold must be lower: four standard
 //! deviations of a small sample are several times k.
 
-use super::{Chosen, Collect, LOWEST, MAGNITUDE, ROW, Side, cut_of, reaches};
+use super::{Chosen, Collect, LOWEST, MAGNITUDE, ROW, SIGN, Side, cut_of, reaches};
 use crate::arch::{self, Kernel};
 use crate::compress::source::{CHUNK, Source};
 use crate::error::Result;
@@ -22,7 +22,7 @@ const LEAST_ROWS: usize = 4;
 
 /// Buffers that one thread uses for many tensors.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(in crate::compress) struct Scratch {
     values: Vec<f32>,
     maxima: Vec<u32>,
     elements: Vec<u64>,
@@ -34,7 +34,6 @@ impl Scratch {
     pub(super) fn top_k(&mut self, source: &mut Source<'_>, k: u64) -> Option<Result<Chosen>> {
         let rows = rows(source.len, k)?;
         let Self { values, maxima, elements } = self;
-        maxima.clear();
         elements.clear();
         match source.plain() {
             Some(words) if source.residual_after.is_none() => {
@@ -42,7 +41,22 @@ impl Scratch {
             }
             _ => candidates(source.read_all(values), |x| *x, (rows, k), maxima, elements),
         }
-        Some(largest(source, k, maxima, elements))
+        Some(largest(source, Side::Both, k, maxima, elements))
+    }
+
+    /// Returns the `k` largest positive and the `k` smallest negative elements; `None` as [`Self::top_k`].
+    pub(super) fn both_sides(&mut self, source: &mut Source<'_>, k: u64) -> Option<Result<[Chosen; 2]>> {
+        let rows = rows(source.len, k)?;
+        let Self { values, maxima, elements } = self;
+        elements.clear();
+        match source.plain() {
+            Some(words) if source.residual_after.is_none() => {
+                of_both_sides(words, |bytes| f32::from_le_bytes(*bytes), (rows, k), maxima, elements);
+            }
+            _ => of_both_sides(source.read_all(values), |x| *x, (rows, k), maxima, elements),
+        }
+        let mut of = |side| largest(source, side, k, maxima, elements);
+        Some(of(Side::Plus).and_then(|plus| Ok([plus, of(Side::Minus)?])))
     }
 }
 
@@ -53,7 +67,8 @@ fn rows(len: usize, k: u64) -> Option<usize> {
     (len <= CHUNK && rows >= LEAST_ROWS).then_some(rows)
 }
 
-/// Appends the elements that reach the `k`-th largest maximum, which are at least `k` if that is above zero.
+/// Appends the elements whose magnitude reaches the `k`-th largest maximum, which are at least `k` if that is
+/// above zero.
 fn candidates<T>(
     values: &[T],
     value: impl Fn(&T) -> f32 + Copy,
@@ -61,23 +76,50 @@ fn candidates<T>(
     maxima: &mut Vec<u32>,
     elements: &mut Vec<u64>,
 ) {
-    arch::run(Maxima { values, value, rows, maxima });
-    let (_, least, _) = maxima.select_nth_unstable_by(k as usize - 1, |a, b| b.cmp(a));
-    let at = f32::from_bits((*least).clamp(LOWEST, f32::INFINITY.to_bits()));
+    let magnitude = |x: &T| (value(x).to_bits() & MAGNITUDE) as i32;
+    let at = least(values, magnitude, (rows, k), maxima);
     let hit = |x: f32| reaches(x.abs(), at);
     arch::run(Collect { values, at: 0, value, hit, room: usize::MAX, elements });
 }
 
-/// Appends the largest magnitude of each group. A segment of consecutive elements makes [`ROW`] groups: each
+/// As [`candidates`], for the elements of either sign.
+fn of_both_sides<T>(
+    values: &[T],
+    value: impl Fn(&T) -> f32 + Copy,
+    (rows, k): (usize, u64),
+    maxima: &mut Vec<u32>,
+    elements: &mut Vec<u64>,
+) {
+    let plus = least(values, |x: &T| value(x).to_bits() as i32, (rows, k), maxima);
+    let minus = least(values, |x: &T| (value(x).to_bits() ^ SIGN) as i32, (rows, k), maxima);
+    let hit = |x: f32| reaches(x, plus) | reaches(-x, minus);
+    arch::run(Collect { values, at: 0, value, hit, room: usize::MAX, elements });
+}
+
+/// Returns the `k`-th largest of the groups' maxima. `key` orders the elements by magnitude; those below zero
+/// are none.
+fn least<T>(
+    values: &[T],
+    key: impl Fn(&T) -> i32 + Copy,
+    (rows, k): (usize, u64),
+    maxima: &mut Vec<u32>,
+) -> f32 {
+    maxima.clear();
+    arch::run(Maxima { values, key, rows, maxima });
+    let (_, least, _) = maxima.select_nth_unstable_by(k as usize - 1, |a, b| b.cmp(a));
+    f32::from_bits((*least).clamp(LOWEST, f32::INFINITY.to_bits()))
+}
+
+/// Appends the largest key of each group. A segment of consecutive elements makes [`ROW`] groups: each
 /// takes one element from every row.
-struct Maxima<'a, T, V> {
+struct Maxima<'a, T, K> {
     values: &'a [T],
-    value: V,
+    key: K,
     rows: usize,
     maxima: &'a mut Vec<u32>,
 }
 
-impl<T, V: Fn(&T) -> f32 + Copy> Kernel for Maxima<'_, T, V> {
+impl<T, K: Fn(&T) -> i32 + Copy> Kernel for Maxima<'_, T, K> {
     type Output = ();
 
     #[inline(always)]
@@ -86,22 +128,21 @@ impl<T, V: Fn(&T) -> f32 + Copy> Kernel for Maxima<'_, T, V> {
             // Signed, because every instruction set compares signed integers.
             let mut maxima = [0i32; ROW];
             for row in segment.as_chunks::<ROW>().0 {
-                let magnitude = |x| ((self.value)(x).to_bits() & MAGNITUDE) as i32;
-                maxima.iter_mut().zip(row).for_each(|(max, x)| *max = (*max).max(magnitude(x)));
+                maxima.iter_mut().zip(row).for_each(|(max, x)| *max = (*max).max((self.key)(x)));
             }
             self.maxima.extend(maxima.map(|max| max as u32));
         }
     }
 }
 
-/// Returns the `k` largest of the candidates.
-fn largest(source: &Source<'_>, k: u64, keys: &mut Vec<u32>, elements: &[u64]) -> Result<Chosen> {
+/// Returns the `k` largest of the candidates of a side.
+fn largest(source: &Source<'_>, side: Side, k: u64, keys: &mut Vec<u32>, elements: &[u64]) -> Result<Chosen> {
     keys.clear();
-    keys.extend(elements.iter().map(|&e| Side::Both.key(e as u32)));
+    keys.extend(elements.iter().map(|&e| side.key(e as u32)).filter(|&key| key > 0));
     let cut = cut_of(keys, k);
-    let most = elements.len().min(k as usize);
+    let most = keys.len().min(k as usize);
     let mut chosen = Chosen { positions: vec![0; most], values: vec![0.0; most] };
-    match cut.take(Side::Both, 0, elements, &mut chosen.positions, &mut chosen.values) {
+    match cut.take(side, 0, elements, &mut chosen.positions, &mut chosen.values) {
         Some(kept) => {
             chosen.positions.truncate(kept);
             chosen.values.truncate(kept);

@@ -3,7 +3,7 @@
 use super::fit::Fit;
 use crate::compress::moments::{MomentQuery, Moments};
 use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Side};
-use crate::compress::source::Source;
+use crate::compress::source::{CHUNK, Source};
 use crate::compress::state::Adaptation;
 use crate::error::Result;
 
@@ -173,6 +173,9 @@ fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
             stage = 1;
         }
     }
+    if stage == 0 && source.len <= CHUNK.min(select::limit(k)) {
+        return in_memory(source, fit, k);
+    }
     if let Some(found) = collect(source, at, select::limit(k)) {
         let here: usize = found.iter().map(Found::len).sum();
         let goal = Goal::of_all(k);
@@ -194,6 +197,34 @@ fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
         }
     }
     Ok(select::exactly(&mut [source], k)?.pop().unwrap_or_default())
+}
+
+/// Selects as [`guarded`] from a tensor of at most one chunk without a sample: its elements are refined where
+/// they are, and only those that are kept are collected.
+fn in_memory(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
+    let mut values = Vec::new();
+    let all = source.read_all(&mut values);
+    let nonzero;
+    // Moments depend on the places of the elements: zeros have none.
+    let candidates = match all.contains(&0.0) {
+        true => {
+            nonzero = all.iter().copied().filter(|&x| x != 0.0).collect::<Vec<f32>>();
+            nonzero.as_slice()
+        }
+        false => all,
+    };
+    let goal = Goal::of_all(k);
+    let mut cut = reached(f32::from_bits(LOWEST));
+    if candidates.len() as u64 > goal.most {
+        let refining = Refining::new(fit, 0, f32::from_bits(LOWEST), goal);
+        let first = measure(candidates, refining.question());
+        if !first.sum.is_finite() {
+            return Err(source.non_finite());
+        }
+        cut = refine(candidates, refining, first);
+    }
+    let found = collect(source, f32::from_bits(cut.least), usize::MAX).unwrap_or_default();
+    keep(source, found, cut)
 }
 
 fn measure(values: &[f32], question: MomentQuery) -> Moments {
