@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use super::ints::{BY_GROUP, Coder};
+use super::ints::{BY_GROUP, Coder, MORE_LANES};
 use super::{Counts, Effort, count_symbols, tokens};
 use crate::arch::threads::each;
 use crate::limits::in_memory;
@@ -131,9 +131,13 @@ impl Cut {
                 let cost = costs.fold(0, Cost::saturating_add);
                 let most = match log {
                     LONG_LOG => cut.cost.saturating_add(cut.cost / 384),
-                    // They have few lanes, which take several times as long.
-                    FINE_LOG if len > 1 << LONG_LOG && coder.wide_from > 1 << FINE_LOG => {
-                        cut.cost - cut.cost / 256
+                    // Few lanes take several times as long: that they are smaller is no reason to have them,
+                    // unless they are most of what there is, as for one symbol, which takes no time.
+                    _ if cut.is_wide(coder, len)
+                        && !coder.is_wide(1 << log, cost / (len as u64 >> log))
+                        && cost > cut.cost_of_lanes(len) =>
+                    {
+                        cut.cost - cut.cost / 256 - cut.cost_of_lanes(len)
                     }
                     _ => cut.cost,
                 };
@@ -143,6 +147,22 @@ impl Cut {
             }
         }
         cut
+    }
+
+    /// The number of segments of `len` symbols.
+    fn segments(&self, len: usize) -> usize {
+        if self.segment_log == 0 { 1 } else { len.div_ceil(1 << self.segment_log) }
+    }
+
+    /// The cost of 32 lanes in place of 4 for `len` symbols.
+    fn cost_of_lanes(&self, len: usize) -> Cost {
+        MORE_LANES.saturating_mul(self.segments(len) as u64)
+    }
+
+    /// Whether the segments of `len` symbols have 32 lanes.
+    fn is_wide(&self, coder: &Coder<'_>, len: usize) -> bool {
+        let of_segment = if self.segment_log == 0 { len } else { 1 << self.segment_log };
+        coder.is_wide(of_segment, self.cost / self.segments(len) as u64)
     }
 
     /// Finds the cheapest division.

@@ -170,6 +170,11 @@ impl<'a> Coder<'a> {
         result
     }
 
+    /// Whether a segment of `len` symbols of this cost has 32 lanes.
+    pub(super) fn is_wide(&self, len: usize, cost: Cost) -> bool {
+        1 << self.lanes_log(len, cost) == rans::MAX_LANES
+    }
+
     /// Returns the binary logarithm of the number of lanes for a segment of `len` symbols of this cost.
     fn lanes_log(&self, len: usize, cost: Cost) -> u8 {
         let wide = cost >= WIDE_COST || (self.has_signs && len == DIVIDED && cost >= WIDE_COST / 2);
@@ -186,9 +191,12 @@ struct Choice {
     cost: Cost,
 }
 
-/// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.8 % of
-/// it. Twice the share is worth the speed of a divided array that has signs beside it.
-const WIDE_COST: Cost = bits(28 * 32 * 1000 / 8);
+/// Cost of 32 lanes in place of 4.
+pub(super) const MORE_LANES: Cost = bits(28 * 32);
+
+/// Cost from which on a segment has 32 lanes, however few symbols it has: they are at most 0.8 % of it. Twice
+/// the share is worth the speed of a divided array that has signs beside it.
+const WIDE_COST: Cost = MORE_LANES / 8 * 1000;
 
 /// Length of the segments of most divided arrays.
 const DIVIDED: usize = 1 << COARSE_LOG;

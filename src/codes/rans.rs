@@ -295,7 +295,7 @@ pub(crate) struct Segment<'a> {
 }
 
 /// The largest number of lanes.
-const MAX_LANES: usize = arch::rans::LANES;
+pub(super) const MAX_LANES: usize = arch::rans::LANES;
 
 impl<'a> Segment<'a> {
     /// Reads lanes, states and words; the symbols are decoded by [`Self::fill`].

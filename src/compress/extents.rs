@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::block::Scope;
+use crate::block::{Groups, Scope};
 use crate::tensor::Dtype;
 
 /// Returns the runs of inputs that one block may hold together. The inputs of a run are consecutive in the
@@ -79,16 +79,68 @@ impl Extent {
     }
 }
 
-/// Tensors with fewer elements than this are small. Neighbouring small tensors share a block.
-const SMALL: u64 = 4096;
+/// Tensors with fewer elements than this are small. Neighbouring small tensors share a block: one of its own
+/// takes as long as some thousand elements to write and to read.
+const SMALL: u64 = 1 << 14;
+/// From this number of elements on, small tensors share a block only with those of the same length, which are
+/// likely to be alike. A table for unlike ones would cost more than it saves.
+const LIKE: u64 = 1 << 12;
 /// The largest number of elements of small tensors in one block.
-const SMALL_BLOCK: u64 = 1 << 16;
+const SMALL_BLOCK: u64 = 1 << 17;
 
-/// Divides a run of tensors of these lengths into dense blocks. If `merge` is set, small neighbours share a
-/// block. Large tensors are divided into pieces of `block_len` elements.
-pub(super) fn extents(lens: &[u64], block_len: u64, merge: bool) -> Vec<Extent> {
+/// Which small neighbours share a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Sharing {
+    None,
+    All,
+    /// Those whose groups of so many elements are groups of the block, too ([`groups`]).
+    Grouped(u64),
+}
+
+/// The small tensors that share a block so far.
+#[derive(Debug, Clone, Copy)]
+struct Shared {
+    elements: u64,
+    /// The length of each of them, from [`LIKE`] on.
+    like: Option<u64>,
+    /// Whether groups of one tensor end with it.
+    is_whole: bool,
+    /// Whether each tensor is one group, or part of one.
+    is_one: bool,
+}
+
+impl Shared {
+    fn new(sharing: Sharing, len: u64) -> Self {
+        let (is_whole, is_one) = match sharing {
+            Sharing::Grouped(group) => (len.is_multiple_of(group), len <= group),
+            Sharing::None | Sharing::All => (true, true),
+        };
+        Self { elements: len, like: (len >= LIKE).then_some(len), is_whole, is_one }
+    }
+
+    /// Returns the block with one more tensor of these elements; `None` if it has to have another one.
+    fn with(self, next: Self, most: u64) -> Option<Self> {
+        let elements = self.elements + next.elements;
+        let is_one = self.is_one && next.is_one;
+        let fits = elements <= most && self.like == next.like && (self.is_whole || is_one);
+        fits.then_some(Self { elements, is_whole: self.is_whole && next.is_whole, is_one, ..self })
+    }
+}
+
+/// Returns how the values of tensors of these lengths are grouped in the block that they share
+/// ([`Sharing::Grouped`]): as those of one tensor if each but the last ends with a group, else by tensor.
+pub(super) fn groups(lens: &[u64], group: u64) -> Groups {
+    match lens.split_last() {
+        Some((_, before)) if before.iter().any(|len| !len.is_multiple_of(group)) => Groups::Tensor,
+        _ => Groups::Len(group),
+    }
+}
+
+/// Divides a run of tensors of these lengths into dense blocks. Large tensors are divided into pieces of
+/// `block_len` elements.
+pub(super) fn extents(lens: &[u64], block_len: u64, sharing: Sharing) -> Vec<Extent> {
     let mut extents = Vec::new();
-    let mut merged = None;
+    let mut shared = None;
     for (i, &len) in lens.iter().enumerate() {
         if len > block_len {
             extents.extend(
@@ -96,22 +148,17 @@ pub(super) fn extents(lens: &[u64], block_len: u64, merge: bool) -> Vec<Extent> 
                     .step_by(block_len as usize)
                     .map(|start| Extent::Slice(i, start..len.min(start.saturating_add(block_len)))),
             );
-            merged = None;
+            shared = None;
             continue;
         }
-        let small = merge && len < SMALL.min(block_len);
-        match (extents.last_mut(), &mut merged) {
-            (Some(Extent::Whole(range)), Some(total))
-                if small && *total + len <= SMALL_BLOCK.min(block_len) =>
-            {
-                range.end = i + 1;
-                *total += len;
-            }
-            _ => {
-                extents.push(Extent::Whole(i..i + 1));
-                merged = small.then_some(len);
-            }
+        let is_small = !matches!(sharing, Sharing::None) && len < SMALL.min(block_len);
+        let own = is_small.then(|| Shared::new(sharing, len));
+        let with = shared.zip(own).and_then(|(s, own): (Shared, _)| s.with(own, SMALL_BLOCK.min(block_len)));
+        match extents.last_mut() {
+            Some(Extent::Whole(range)) if with.is_some() => range.end = i + 1,
+            _ => extents.push(Extent::Whole(i..i + 1)),
         }
+        shared = with.or(own);
     }
     extents
 }

@@ -9,7 +9,7 @@ use super::codecs::delta::Changes;
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::{TopK, natural};
 use super::digests::{Digests, Expected, wanted};
-use super::extents::{Extent, extents, runs};
+use super::extents::{Extent, Sharing, extents, runs};
 use super::options::{Input, Options};
 use super::settings::Selection;
 use super::source::Source;
@@ -152,7 +152,8 @@ impl Pending<'_> {
         let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
         let (most, mut batch, mut elements) = (batch_elements(), run.start..run.start, 0);
         // Neighbours that share a block stay together.
-        for extent in extents(&lens, self.options.block_len, true) {
+        let sharing = codec.quantizer().map_or(Sharing::All, GroupQuantizer::sharing);
+        for extent in extents(&lens, self.options.block_len, sharing) {
             let tensors = extent.tensors();
             let (start, end) = (run.start + tensors.start, run.start + tensors.end);
             if start < batch.end {
@@ -276,7 +277,7 @@ impl Dense {
             let (scope, options) = (extent.scope(|_| input.tensor), codec.block_options());
             Some(PendingBlock::later(Later { scope, values, weight }, options))
         };
-        extents(&lens, options.block_len, false).into_iter().filter_map(block).collect()
+        extents(&lens, options.block_len, Sharing::None).into_iter().filter_map(block).collect()
     }
 }
 
@@ -296,7 +297,7 @@ impl Maker {
         let make = move |scratch: &mut Scratch| {
             let mut tensor = Source::new(&input, codec.is_lossy(), &options, None)?;
             match self {
-                Self::Natural(seed) => natural::values(&mut tensor, range.clone(), seed, scratch),
+                Self::Natural(seed) => natural::values(&mut [(range.clone(), &mut tensor)], seed, scratch),
                 Self::Quantized(quantizer) => quantizer.values(&mut tensor, range.clone(), scratch),
             }
         };

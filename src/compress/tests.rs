@@ -405,6 +405,61 @@ fn words_belong_to_their_elements() {
     assert_eq!(decode(&merged, &small)[0], whole[0][..100]);
 }
 
+/// Small neighbours share a block if groups of elements do not span two of them, and each gets the elements
+/// that it has in an update of its own.
+#[test]
+fn small_neighbours_share_a_block_and_keep_their_values() {
+    let whole = |first, count| match count {
+        1 => Scope::Tensor(first),
+        _ => Scope::Tensors { first, count },
+    };
+    let quantizers = ["qsgd:bits=4,bucket=200", "qsgd:bits=12,bucket=200", "dither:bucket=200"];
+    let quantizers = quantizers.into_iter().chain(["terngrad:bucket=200", "int8:group=200"]);
+    let quantizers: Vec<&str> = quantizers.collect();
+    let all = ["natural", "lossless", "raw"];
+    for (lens, of_groups, of_all) in [
+        // Each but the last ends with a group.
+        (vec![400, 1000, 0, 301], vec![(0, 4)], vec![(0, 4)]),
+        // None is longer than a group.
+        (vec![200, 7, 0, 0, 130, 200], vec![(0, 6)], vec![(0, 6)]),
+        (vec![0, 150], vec![(0, 2)], vec![(0, 2)]),
+        // Neither; then again.
+        (vec![301, 400, 200, 199, 3, 600], vec![(0, 1), (1, 3), (4, 1), (5, 1)], vec![(0, 6)]),
+        (vec![7, 400, 5], vec![(0, 1), (1, 2)], vec![(0, 3)]),
+        // Too large alone, or together.
+        (vec![200, 1 << 14, 200, 200], vec![(0, 1), (1, 1), (2, 2)], vec![(0, 1), (1, 1), (2, 2)]),
+        (vec![16_200; 8], vec![(0, 8)], vec![(0, 8)]),
+        (vec![16_383; 8], (0..8).map(|i| (i, 1)).collect(), vec![(0, 8)]),
+        // Of several thousand elements, only those of the same length.
+        (
+            vec![200, 4000, 4200, 4200, 200, 4400],
+            vec![(0, 2), (2, 2), (4, 1), (5, 1)],
+            vec![(0, 2), (2, 2), (4, 1), (5, 1)],
+        ),
+    ] {
+        let tensors: Vec<TensorBuf> = lens.iter().zip(0..).map(|(&len, t)| tensor(&normal(len, t))).collect();
+        for (specs, expected) in [(&quantizers[..], of_groups), (&all[..], of_all)] {
+            for spec in specs {
+                let mut feedback = Feedback::new();
+                let blocks = run(&tensors, spec, Some(&mut feedback)).unwrap();
+                let scopes: Vec<Scope> = blocks.iter().map(|block| block.scope).collect();
+                let expected: Vec<Scope> =
+                    expected.iter().map(|&(first, count)| whole(first, count)).collect();
+                assert_eq!(scopes, expected, "{spec} {lens:?}");
+                let decoded = decode(&blocks, &tensors);
+                for (i, input) in inputs(&tensors).iter().enumerate() {
+                    let mut own = Feedback::new();
+                    let codecs = [spec.parse().unwrap()];
+                    let alone =
+                        compress(std::slice::from_ref(input), &codecs, &Options::default(), Some(&mut own));
+                    assert_eq!(decoded[i], decode(&alone.unwrap(), &tensors)[i], "{spec} {lens:?} {i}");
+                    assert_eq!(feedback.get(NAMES[i]), own.get(NAMES[i]), "{spec} {lens:?} {i}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn qsgd_is_unbiased() {
     let bucket = [0.3f32, -1.0, 0.001, 2.5];

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::arch::pages;
 use crate::block::{Block, Effort, Floats, Planes, Scope, Stored, Support, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
-use crate::compress::extents::{Extent, extents, whole};
+use crate::compress::extents::{Extent, Sharing, extents, whole};
 use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;
@@ -62,7 +62,7 @@ pub(in crate::compress) fn dense(
         Block { scope, add: false, support: Support::All, values }
     };
     // The copies touch new memory, which takes longer than the copying: threads share it.
-    extents(&lens, options.block_len, true).into_par_iter().map(block).collect()
+    extents(&lens, options.block_len, Sharing::All).into_par_iter().map(block).collect()
 }
 
 /// A row of elements (spec, section 1) that grows.

@@ -8,7 +8,7 @@ use crate::arch::{self, Kernel, pages};
 use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
 use crate::codes::Scratch;
 use crate::compress::compressor::{Compressor, TensorRun};
-use crate::compress::extents::extents;
+use crate::compress::extents::{Sharing, extents};
 use crate::compress::settings::Visitor;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::error::Result;
@@ -41,16 +41,13 @@ impl Compressor for Natural {
         let TensorRun { tensors, options, .. } = run;
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
-        for extent in extents(&lens, options.block_len, true) {
+        for extent in extents(&lens, options.block_len, Sharing::All) {
             let scope = extent.scope(|i| tensors[i].tensor);
-            let values = match extent.span(&lens) {
-                Some((i, range)) => values(&mut tensors[i], range, seed, &mut Scratch::default())?,
-                None => {
-                    let run = extent.tensors();
-                    let mut spans: Vec<_> = tensors[run].iter_mut().map(|t| (0..t.len, t)).collect();
-                    general(&mut spans, seed)?
-                }
+            let mut spans: Vec<_> = match extent.span(&lens) {
+                Some((i, range)) => vec![(range, &mut tensors[i])],
+                None => tensors[extent.tensors()].iter_mut().map(|t| (0..t.len, t)).collect(),
             };
+            let values = values(&mut spans, seed, &mut Scratch::default())?;
             blocks.push(Block { scope, add: false, support: Support::All, values });
         }
         Ok(blocks)
@@ -119,6 +116,9 @@ fn biased(magnitude: u32, word: u32) -> u32 {
     (magnitude + (!word >> 9)) >> 23
 }
 
+/// Elements of a tensor.
+type Span<'s, 'a> = (Range<usize>, &'s mut Source<'a>);
+
 /// Number of elements that a thread processes at a time; a multiple of [`RUN`].
 const STEP: usize = 1 << 16;
 
@@ -143,33 +143,68 @@ impl Seen {
     }
 }
 
-/// Returns the values of one span of one tensor. If all elements are normal numbers or zero, every code is a
-/// biased exponent minus a common number. Only that number is known at the end of the pass.
+/// Returns the values of spans together. If all elements are normal numbers or zero, every code is a biased
+/// exponent minus a common number. Only that number is known at the end of the pass.
 pub(in crate::compress) fn values(
-    tensor: &mut Source<'_>,
-    range: Range<usize>,
+    spans: &mut [Span<'_, '_>],
     seed: u64,
     scratch: &mut Scratch,
 ) -> Result<Values> {
-    let mut codes = pages::of_len(mem::take(&mut scratch.codes), range.len());
-    let mut negative = pages::of_len(mem::take(&mut scratch.signs), range.len().div_ceil(8));
-    let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
-    let seen = tensor.scan_into(range.clone(), STEP, places, |chunk, (codes, negative)| {
-        round_chunk(chunk, seed, codes, negative)
-    });
-    let seen = seen.into_iter().fold(Seen::NOTHING, Seen::and);
-    if seen.non_finite {
-        return Err(tensor.non_finite());
+    let len = spans.iter().map(|(range, _)| range.len()).sum();
+    let mut codes = pages::of_len(mem::take(&mut scratch.codes), len);
+    let mut negative = pages::of_len(mem::take(&mut scratch.signs), len.div_ceil(8));
+    let (mut seen, mut at) = (Seen::NOTHING, 0);
+    for (range, tensor) in spans.iter_mut() {
+        let codes = &mut codes[at..at + range.len()];
+        let of_span = match at % 8 {
+            0 => round_span(range.clone(), tensor, seed, codes, &mut negative[at / 8..]),
+            _ => {
+                let mut signs = vec![0; range.len().div_ceil(8)];
+                let of_span = round_span(range.clone(), tensor, seed, codes, &mut signs);
+                append_bits(&mut negative, at, &signs);
+                of_span
+            }
+        };
+        if of_span.non_finite {
+            return Err(tensor.non_finite());
+        }
+        seen = seen.and(of_span);
+        at += range.len();
     }
     if seen.subnormal {
-        return general(&mut [(range, tensor)], seed);
+        return general(spans, seed);
     }
     // 255 means that all codes are 0.
     let shift = if seen.least == 255 { 126 } else { seen.least };
     codes.iter_mut().for_each(|c| *c = c.saturating_sub(shift));
-    let negative = Bits::from_bytes(range.len() as u64, negative).unwrap_or_default();
+    let negative = Bits::from_bytes(len as u64, negative).unwrap_or_default();
     let min_exponent = i16::from(shift) + 1 - 127;
     Ok(Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }))
+}
+
+/// Writes bits behind the first `at` of `out`, which end inside a byte, with zeros behind them in it. So do
+/// these then.
+fn append_bits(out: &mut [u8], at: usize, bits: &[u8]) {
+    let shift = at % 8;
+    for (i, byte) in (at / 8..).zip(bits) {
+        out[i] |= byte << shift;
+        // Padding is 0.
+        out.get_mut(i + 1).into_iter().for_each(|next| *next = byte >> (8 - shift));
+    }
+}
+
+/// Writes biased exponents of a span, and the signs of those that are not zero.
+fn round_span(
+    range: Range<usize>,
+    tensor: &mut Source<'_>,
+    seed: u64,
+    codes: &mut [u8],
+    negative: &mut [u8],
+) -> Seen {
+    let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
+    let seen = tensor
+        .scan_into(range, STEP, places, |chunk, (codes, negative)| round_chunk(chunk, seed, codes, negative));
+    seen.into_iter().fold(Seen::NOTHING, Seen::and)
 }
 
 fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut [u8]) -> Seen {
@@ -243,8 +278,7 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
     }
 }
 
-/// Returns the values of several spans together. Handles small tensors that share a block, and subnormal
-/// elements.
+/// Returns the values of spans together, also of those with subnormal elements.
 ///
 /// The exponents of normal numbers, -126 to 127, fit the 255 codes above 0, so [`values`] makes codes as it
 /// reads. Those of subnormal numbers begin at -149: too many for one block. This function first finds all
@@ -252,7 +286,7 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
 /// 2^-127, and 2^-149 becomes 2^-127 with probability 2^-22, otherwise zero, so the mean stays exact. The
 /// second word comes from a stream of its own (spec, values/pow2.md), because the first has already decided
 /// between two powers.
-fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> Result<Values> {
+fn general(spans: &mut [Span<'_, '_>], seed: u64) -> Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();
     for (range, tensor) in spans.iter_mut() {

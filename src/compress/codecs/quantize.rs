@@ -12,10 +12,10 @@ use crate::block::{
 };
 use crate::codes::Scratch;
 use crate::compress::compressor::TensorRun;
-use crate::compress::extents::extents;
+use crate::compress::extents::{Sharing, extents, groups};
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::sums;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};
 
@@ -51,6 +51,19 @@ impl GroupQuantizer {
         }
     }
 
+    /// Returns the number of elements in a group.
+    fn group(self) -> u64 {
+        match self {
+            Self::Levels(settings) => settings.bucket,
+            Self::Int8(group) => group,
+        }
+    }
+
+    /// Returns which small tensors share a block.
+    pub(in crate::compress) fn sharing(self) -> Sharing {
+        Sharing::Grouped(self.group())
+    }
+
     /// Returns the values of a span of a tensor, in the memory of `scratch`.
     pub(in crate::compress) fn values(
         self,
@@ -76,14 +89,54 @@ pub(super) fn blocks(
 ) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
-    for extent in extents(&lens, options.block_len, false) {
+    for extent in extents(&lens, options.block_len, quantizer.sharing()) {
         let scope = extent.scope(|i| tensors[i].tensor);
-        if let Some((i, range)) = extent.span(&lens) {
-            let values = quantizer.values(&mut tensors[i], range, &mut Scratch::default())?;
-            blocks.push(Block { scope, add: false, support: Support::All, values });
-        }
+        let scratch = &mut Scratch::default();
+        let values = match extent.span(&lens) {
+            Some((i, range)) => quantizer.values(&mut tensors[i], range, scratch)?,
+            None => {
+                let run = extent.tensors();
+                let each = tensors[run.clone()].iter_mut();
+                let each = each.map(|tensor| quantizer.values(tensor, 0..tensor.len, scratch));
+                in_one_block(each.collect::<Result<_>>()?, &lens[run], quantizer.group())?
+            }
+        };
+        blocks.push(Block { scope, add: false, support: Support::All, values });
     }
     Ok(blocks)
+}
+
+/// Returns the values of a block that tensors of these lengths share, from those of each. `group`: the number
+/// of elements in a group.
+pub(in crate::compress) fn in_one_block(each: Vec<Values>, lens: &[u64], group: u64) -> Result<Values> {
+    let groups = groups(lens, group);
+    let mut each = each.into_iter().zip(lens).map(|(mut values, len)| {
+        if let Values::Levels(Levels { groups: g, norms: scales, .. })
+        | Values::Affine(Affine { groups: g, scales, .. }) = &mut values
+        {
+            *g = groups;
+            if *len == 0 && groups == Groups::Tensor {
+                // A tensor without elements is a group, too.
+                *scales = Scales::from_f32s(scales.format, &[0.0]);
+            }
+        }
+        values
+    });
+    let first = each.next().ok_or(Error::inconsistent("a block without tensors"))?;
+    each.try_fold(first, |mut all, more| {
+        match (&mut all, more) {
+            (Values::Levels(all), Values::Levels(more)) => {
+                all.norms.bytes.extend(more.norms.bytes);
+                all.levels.append(more.levels);
+            }
+            (Values::Affine(all), Values::Affine(more)) => {
+                all.scales.bytes.extend(more.scales.bytes);
+                all.codes.extend(more.codes);
+            }
+            _ => return Err(Error::inconsistent("kinds of values in one block")),
+        }
+        Ok(all)
+    })
 }
 
 /// A level in memory.

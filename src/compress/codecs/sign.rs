@@ -7,7 +7,7 @@
 use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
-use crate::compress::extents::{Extent, extents};
+use crate::compress::extents::{Extent, Sharing, extents};
 use crate::compress::settings::{Setting, Visitor};
 use crate::compress::source::{CHUNK, RUN, Source};
 use crate::compress::sums;
@@ -58,7 +58,7 @@ impl Compressor for Sign {
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
         let mut of_tensor = vec![None; tensors.len()];
-        for extent in extents(&lens, options.block_len, false) {
+        for extent in extents(&lens, options.block_len, Sharing::None) {
             let (i, range) = match extent {
                 Extent::Whole(run) => (run.start, 0..lens[run.start]),
                 Extent::Slice(i, range) => (i, range),

@@ -46,6 +46,8 @@
 //! Error feedback subtracts the decoded value, rounded to the element type, from x. In natural compression
 //! the decoded value of code 0 is a zero with the sign of x.
 
+use std::iter;
+
 use rayon::prelude::*;
 
 use super::{Outline, check_order};
@@ -55,9 +57,9 @@ use crate::block::{
     Affine, Bits, Block, CodedBlock, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing,
     Support, Underflow, Values, Zero,
 };
-use crate::compress::codecs::quantize::{GroupQuantizer, LevelOptions};
+use crate::compress::codecs::quantize::{GroupQuantizer, LevelOptions, in_one_block};
 use crate::compress::codecs::{self, Natural};
-use crate::compress::extents::{Extent, extents, runs, whole};
+use crate::compress::extents::{Extent, Sharing, extents, runs, whole};
 use crate::compress::{Codec, Options, Share};
 use crate::error::{Error, Result};
 
@@ -90,7 +92,7 @@ pub enum Quantizer {
     Sign,
 }
 
-/// The computation for one block.
+/// The computation for one block, or for a tensor in one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
     /// Scope of the block.
@@ -102,8 +104,10 @@ pub struct Task {
     /// `None` for natural compression, which has no scales.
     pub share: Option<Share>,
     /// Elements of the block, in this order. Only natural compression has more than one span, because it
-    /// sends small neighbouring tensors together.
+    /// sends small neighbouring tensors together without scales.
     pub spans: Vec<Span>,
+    /// Whether the result goes into the block of the task before, which has the next lower tensor.
+    pub continues: bool,
 }
 
 impl Task {
@@ -176,36 +180,41 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
     let mut tasks = Vec::new();
     for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (first, of_run) = (run.start, &tensors[run]);
-        let (quantizer, share) = match codecs[first] {
-            Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None),
-            Codec::Sign(codecs::Sign { group }) => (Quantizer::Sign, Some(group)),
-            codec => match codec.quantizer() {
-                Some(GroupQuantizer::Levels(LevelOptions {
-                    spacing,
-                    max_level,
-                    bucket,
-                    norm,
-                    clip,
-                    seed,
-                })) => (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket))),
-                Some(GroupQuantizer::Int8(group)) => (Quantizer::Int8, Some(Share::Len(group))),
-                None => continue,
-            },
+        let (quantizer, share, sharing) = match codecs[first] {
+            Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None, Sharing::All),
+            Codec::Sign(codecs::Sign { group }) => (Quantizer::Sign, Some(group), Sharing::None),
+            codec => {
+                let Some(of_groups) = codec.quantizer() else { continue };
+                let (quantizer, group) = match of_groups {
+                    GroupQuantizer::Levels(LevelOptions { spacing, max_level, bucket, norm, clip, seed }) => {
+                        (Quantizer::Levels { spacing, max_level, norm, clip, seed }, bucket)
+                    }
+                    GroupQuantizer::Int8(group) => (Quantizer::Int8, group),
+                };
+                (quantizer, Some(Share::Len(group)), of_groups.sharing())
+            }
         };
         let lens: Vec<u64> = of_run.iter().map(|t| t.len).collect();
-        for extent in extents(&lens, options.block_len, share.is_none()) {
-            let (scope, spans) = match extent {
+        for extent in extents(&lens, options.block_len, sharing) {
+            let span = |i: usize| Span { input: first + i, start: 0, len: lens[i] };
+            let task = |scope, spans, continues| Task { scope, quantizer, share, spans, continues };
+            match extent {
                 Extent::Slice(i, range) => {
                     let (start, len) = (range.start, range.end - range.start);
                     let scope = Scope::Range { tensor: of_run[i].tensor, start, len };
-                    (scope, vec![Span { input: first + i, start, len }])
+                    tasks.push(task(scope, vec![Span { start, len, ..span(i) }], false));
+                }
+                Extent::Whole(of_extent) if share.is_some() => {
+                    let start = of_extent.start;
+                    let each =
+                        of_extent.map(|i| task(Scope::Tensor(of_run[i].tensor), vec![span(i)], i > start));
+                    tasks.extend(each);
                 }
                 Extent::Whole(of_extent) => {
                     let scope = whole(of_run[of_extent.start].tensor, of_extent.len());
-                    (scope, of_extent.map(|i| Span { input: first + i, start: 0, len: lens[i] }).collect())
+                    tasks.push(task(scope, of_extent.map(span).collect(), false));
                 }
-            };
-            tasks.push(Task { scope, quantizer, share, spans });
+            }
         }
     }
     Ok(tasks)
@@ -220,7 +229,23 @@ pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<CodedBlock>> 
     if tasks.len() != packed.len() {
         return Err(Error::inconsistent("numbers of tasks and of what was computed"));
     }
-    in_order(tasks.par_iter().zip(packed).map(|(t, p)| Ok(block(t, p)?.into())))
+    let mut made = in_order(tasks.par_iter().zip(packed).map(|(t, p)| block(t, p)))?.into_iter();
+    let of_block = tasks.chunk_by(|_, next| next.continues);
+    of_block.map(|tasks| Ok(one_block(tasks, made.by_ref().take(tasks.len()))?.into())).collect()
+}
+
+/// Returns the block of these tasks, from a block for each.
+fn one_block(tasks: &[Task], mut each: impl Iterator<Item = Block>) -> Result<Block> {
+    let (group, first) = match (tasks, each.next()) {
+        ([_], Some(block)) => return Ok(block),
+        ([Task { share: Some(Share::Len(group)), .. }, ..], Some(block)) => (*group, block),
+        _ => return Err(Error::inconsistent("a task that continues another")),
+    };
+    let scope = whole(first.scope.first(), tasks.len());
+    let values = iter::once(first).chain(each).map(|block| block.values).collect();
+    let lens: Vec<u64> = tasks.iter().map(Task::elements).collect();
+    let values = in_one_block(values, &lens, group)?;
+    Ok(Block { scope, add: false, support: Support::All, values })
 }
 
 fn block(task: &Task, packed: &Packed<'_>) -> Result<Block> {
