@@ -195,10 +195,10 @@ impl<'b> Assembler<'b> {
         let mut rest = wanted.as_slice();
         while let [first, ..] = rest {
             budget = budget.with_memory_renewed();
-            let form = |i: &usize| (part.blocks[*i].is_dense(), part.blocks[*i].is_dense_in_one());
-            // Memory is bounded by a few blocks at a time.
-            let most = rayon::current_num_threads().max(1) * if form(first).0 { 8 } else { 2 };
-            let like_first = rest.iter().take(most).take_while(|i| form(i) == form(first));
+            let is_filled = |i: &usize| part.blocks[*i].is_dense_in_one();
+            // Memory is bounded by a few blocks at a time: only those that are filled in place take none.
+            let most = rayon::current_num_threads().max(1) * if is_filled(first) { 8 } else { 2 };
+            let like_first = rest.iter().take(most).take_while(|i| is_filled(i) == is_filled(first));
             let (batch, later) = rest.split_at(like_first.count());
             let before = budget.copied();
             if let Err(error) = self.apply_batch(part, batch, &budget) {
