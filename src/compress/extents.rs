@@ -91,9 +91,11 @@ const SMALL_BLOCK: u64 = 1 << 17;
 /// Which small neighbours share a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Sharing {
+    /// No tensor shares a block.
     None,
+    /// All small neighbours share one.
     All,
-    /// Those whose groups of so many elements are groups of the block, too ([`groups`]).
+    /// Neighbours share a block if their groups of so many elements are its groups, too ([`groups`]).
     Grouped(u64),
 }
 

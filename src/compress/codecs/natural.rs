@@ -116,9 +116,6 @@ fn biased(magnitude: u32, word: u32) -> u32 {
     (magnitude + (!word >> 9)) >> 23
 }
 
-/// Elements of a tensor.
-type Span<'s, 'a> = (Range<usize>, &'s mut Source<'a>);
-
 /// Number of elements that a thread processes at a time; a multiple of [`RUN`].
 const STEP: usize = 1 << 16;
 
@@ -146,7 +143,7 @@ impl Seen {
 /// Returns the values of spans together. If all elements are normal numbers or zero, every code is a biased
 /// exponent minus a common number. Only that number is known at the end of the pass.
 pub(in crate::compress) fn values(
-    spans: &mut [Span<'_, '_>],
+    spans: &mut [(Range<usize>, &mut Source<'_>)],
     seed: u64,
     scratch: &mut Scratch,
 ) -> Result<Values> {
@@ -182,8 +179,8 @@ pub(in crate::compress) fn values(
     Ok(Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }))
 }
 
-/// Writes bits behind the first `at` of `out`, which end inside a byte, with zeros behind them in it. So do
-/// these then.
+/// Writes bits behind the first `at` of `out`. These end inside a byte, whose other bits are 0, and so are
+/// those behind the new ones.
 fn append_bits(out: &mut [u8], at: usize, bits: &[u8]) {
     let shift = at % 8;
     for (i, byte) in (at / 8..).zip(bits) {
@@ -286,7 +283,7 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
 /// 2^-127, and 2^-149 becomes 2^-127 with probability 2^-22, otherwise zero, so the mean stays exact. The
 /// second word comes from a stream of its own (spec, values/pow2.md), because the first has already decided
 /// between two powers.
-fn general(spans: &mut [Span<'_, '_>], seed: u64) -> Result<Values> {
+fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();
     for (range, tensor) in spans.iter_mut() {

@@ -174,7 +174,7 @@ fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
         }
     }
     if stage == 0 && source.len <= CHUNK.min(select::limit(k)) {
-        return in_memory(source, fit, k);
+        return guarded_whole(source, fit, k);
     }
     if let Some(found) = collect(source, at, select::limit(k)) {
         let here: usize = found.iter().map(Found::len).sum();
@@ -201,7 +201,7 @@ fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
 
 /// Selects as [`guarded`] from a tensor of at most one chunk without a sample: its elements are refined where
 /// they are, and only those that are kept are collected.
-fn in_memory(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
+fn guarded_whole(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     let mut values = Vec::new();
     let all = source.read_all(&mut values);
     let nonzero;
