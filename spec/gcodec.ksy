@@ -839,6 +839,7 @@ types:
             'coding::symbols': some_entropy
             'coding::referenced': referenced
             'coding::joined': joined
+            'coding::tree': tree
             _: opaque
   packed:
     seq:
@@ -870,6 +871,16 @@ types:
           any-of: [2, 4, 8]
       - id: symbols
         type: some_entropy
+  tree:
+    doc: Section 7.8.
+    seq:
+      - id: inner
+        type: u1
+        enum: coding
+        valid:
+          any-of: ['coding::symbols', 'coding::referenced']
+      - id: rest
+        type: opaque
   signs:
     doc: Section 7.7.
     seq:
@@ -1035,6 +1046,7 @@ enums:
     2: symbols
     3: referenced
     4: joined
+    5: tree
   sign_coding:
     0: plane
     1: predicted

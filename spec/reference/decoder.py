@@ -18,6 +18,7 @@ import argparse
 import bisect
 import collections
 import functools
+import heapq
 import itertools
 import json
 import math
@@ -167,7 +168,7 @@ SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked
             9: "classed"}
 VALUES = {1: "floats", 2: "constant", 3: "sign", 4: "pow2", 5: "levels", 6: "affine", 7: "codebook", 8: "minifloat",
           9: "planes", 10: "ulp", 11: "latent", 12: "low-rank", 13: "dct"}
-CODINGS = {0: "packed", 1: "tokens", 2: "symbols", 3: "referenced", 4: "joined"}
+CODINGS = {0: "packed", 1: "tokens", 2: "symbols", 3: "referenced", 4: "joined", 5: "tree"}
 SIGN_CODINGS = {0: "plane", 1: "predicted"}
 ATTRIBUTES = {1: "label", 2: "delta", 4: "sum_delta"}
 SCOPE_BITS = {2: "add"}
@@ -418,15 +419,49 @@ def rans(r, lanes, tables, highest=255):
     return symbols
 
 
-def segment(r, count, tokens, tables):
+def some_table(r, tables):
     at = r.at
     j = r.varint()
     if j == 0:
-        table = Table(r)
-    elif j > len(tables):                                                        # [INT-2]
+        return Table(r)
+    if j > len(tables):                                                          # [INT-2]
         raise FormatError("unknown_reference", at, f"shared table {j - 1} of {len(tables)}")
-    else:
-        table = tables[j - 1]
+    return tables[j - 1]
+
+
+def tree(r, count, tokens, tables):
+    """Decodes a segment whose symbols are in trees: section 7.8."""
+    table = some_table(r, tables)
+    r = r.part(r.varint())
+    nodes = [(f, s, None) for s, f in enumerate(table.freq) if f]
+    heapq.heapify(nodes)
+    for number in itertools.count(256):
+        if len(nodes) == 1:
+            break
+        left, right = heapq.heappop(nodes), heapq.heappop(nodes)
+        heapq.heappush(nodes, (left[0] + right[0], number, (left, right)))
+
+    def below(node, n):
+        if node[2] is None:
+            return [node[1]] * n
+        if n > 8 * r.left():                                                     # [TRE-1]
+            raise FormatError("bad_code", r.at, "the bits of a node are missing")
+        plane = r.plane(n)                                                       # [CNV-1]
+        bits = [plane.field(1) for _ in range(n)]
+        ones = sum(bits)
+        lists = iter(below(node[2][0], n - ones)), iter(below(node[2][1], ones))
+        return [next(lists[bit]) for bit in bits]
+
+    out = []
+    while len(out) < count:
+        out += below(nodes[0], min(1 << 15, count - len(out)))
+    if r.left():                                                                 # [TRE-1]
+        raise FormatError("bad_code", r.at, "bytes left over after the blocks")
+    return out
+
+
+def segment(r, count, tokens, tables):
+    table = some_table(r, tables)
     lanes = 1 << r.u8((0, 2, 5))
     symbols = rans(r, lanes, itertools.repeat(table, count), 127 if tokens else 255)    # [INT-5]
     if not tokens:
@@ -435,8 +470,8 @@ def segment(r, count, tokens, tables):
     return [t if t < 2 else (2 + t % 2) << (t // 2 - 1) | raw.field(t // 2 - 1) for t in symbols]
 
 
-def entropy(r, count, tokens, tables, budget, counts=()):
-    """Decodes `count` integers: section 7.1.
+def entropy(r, count, tokens, tables, budget, counts=(), segment=segment):
+    """Decodes `count` integers: section 7.1. Each segment by `segment`, or by `tree`.
 
     If the integers are values of kind `ulp` in a support that is classed by the base, `counts` holds the
     number of positions of each group that has any.
@@ -471,6 +506,7 @@ def ints(r, count, tables, budget, highest=None, counts=()):
     coding = r.u8()
     if coding not in CODINGS:                       # [CNV-4] [PRF-1]: the allowed values are a table of the registry
         raise FormatError("unsupported", start, f"coding {coding}")
+    of_symbols = tree if coding == 5 else segment
     if coding == 0:
         width = r.u8(range(65))
         if width == 0:
@@ -479,9 +515,9 @@ def ints(r, count, tables, budget, highest=None, counts=()):
         out = [plane.field(width) for _ in range(count)]
     elif coding == 1:
         out = entropy(r, count, True, tables, budget, counts)
-    elif coding == 2:
-        out = entropy(r, count, False, tables, budget, counts)
-    elif coding == 3:                               # 7.5 Referenced symbols
+    elif coding in (2, 5) and (coding == 2 or r.u8((2, 3)) == 2):
+        out = entropy(r, count, False, tables, budget, counts if coding == 2 else (), of_symbols)
+    elif coding in (3, 5):                          # 7.5 Referenced symbols
         row_len = r.varint(1, count)
         flags = r.flags(0b11)
         at = r.at
@@ -490,7 +526,7 @@ def ints(r, count, tables, budget, highest=None, counts=()):
         if flags & 2 and max(max(rows), max(columns)) > 254:                     # [INT-7]
             raise FormatError("out_of_range", at, "a reference of 255 with zero apart")
         out = []
-        for v, s in enumerate(entropy(r, count, False, tables, budget)):
+        for v, s in enumerate(entropy(r, count, False, tables, budget, (), of_symbols)):
             reference = rows[v // row_len] + columns[v % row_len]
             if flags & 2:
                 out.append(0 if s == 0 else 1 + (s - 1 + reference) % 255)

@@ -328,6 +328,40 @@ class Codes(Case):
         for per in (0, 1, 3, 16):
             self.refuses("out_of_range", d.ints, reader(of(per, [0])), 1, [], budget())
 
+    def test_tree(self):
+        # 2 and 5 are joined first; 7 is as heavy as both and comes before them: 9 is 1, 7 is 00, 2 is 010, 5
+        # is 011.
+        freq = {2: 256, 5: 256, 7: 512, 9: 3072}
+        head = bytes([5, 2, 0]) + v(0) + table(freq, 9)
+        def of(*blocks):
+            return head + v(sum(map(len, blocks))) + b"".join(blocks)
+        symbols = [9, 2, 7, 9, 9, 5, 9, 9, 9]
+        planes = bytes([0b11011001, 0b1, 0b101, 0b10])
+        self.assertEqual(d.ints(reader(of(planes)), 9, [], budget()), symbols)
+        # Only the root has bits if all symbols are 9; a new block begins after 2^15 of them.
+        self.assertEqual(d.ints(reader(of(b"\xff" * 4096, b"\x01")), (1 << 15) + 1, [], budget()),
+                         [9] * ((1 << 15) + 1))
+        shared = d.Table(reader(table(freq, 9)))
+        self.assertEqual(d.ints(reader(bytes([5, 2, 0]) + v(1) + v(4) + planes), 9, [shared], budget()), symbols)
+        one = bytes([5, 2, 0]) + v(0) + table({7: 4096}, 7)
+        self.assertEqual(d.ints(reader(one + v(0)), 100_000, [], budget()), [7] * 100_000)
+        # Referenced: rows of four, whose reference is 1.
+        rows = b"\0" + segment([1] * 3, {1: 4096}, 0)
+        inner = bytes([5, 3, 4, 0]) + rows + head[2:] + v(4) + planes
+        self.assertEqual(d.ints(reader(inner), 9, [], budget()), [s + 1 for s in symbols])
+        for wrong in (planes[:3], planes + b"\0", b""):
+            self.refuses("bad_code", d.ints, reader(of(wrong)), 9, [], budget())
+        self.refuses("bad_code", d.ints, reader(one + v(1) + b"\0"), 1, [], budget())
+        self.refuses("length_mismatch", d.ints, reader(head + v(5) + planes), 9, [], budget())
+        for plane, byte in ((1, 0b11), (2, 0b1101), (3, 0b110)):
+            padded = bytearray(planes)
+            padded[plane] = byte
+            self.refuses("nonzero_padding", d.ints, reader(of(bytes(padded))), 9, [], budget())
+        self.refuses("out_of_range", d.ints, reader(of(planes)), 9, [], budget(), 8)
+        for inner in (0, 1, 4, 5):
+            self.refuses("out_of_range", d.ints, reader(bytes([5, inner]) + head[2:] + v(4) + planes), 9, [],
+                         budget())
+
     def test_rice(self):
         gaps, k = [0, 5, 17, 2, 40], 2
         def run(gaps, k):

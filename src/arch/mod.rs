@@ -20,6 +20,7 @@ pub(crate) mod ranges;
 pub(crate) mod rans;
 pub(crate) mod sums;
 pub(crate) mod threads;
+pub(crate) mod tree;
 
 /// A loop worth compiling for several instruction sets.
 pub(crate) trait Kernel {

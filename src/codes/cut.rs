@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use super::ints::{BY_GROUP, Coder, MORE_LANES};
+use super::ints::{BY_GROUP, Coder, MORE_LANES, Segments};
 use super::{Counts, Effort, count_symbols, tokens};
 use crate::arch::threads::each;
 use crate::limits::in_memory;
@@ -22,6 +22,7 @@ pub(crate) struct Cut {
     pub(super) fine: Vec<[u32; 256]>,
     /// Lengths of the groups that have a segment each.
     pub(super) groups: Vec<usize>,
+    pub(super) segments: Segments,
 }
 
 /// Binary logarithm of the smallest segment that is considered.
@@ -111,7 +112,7 @@ impl Cut {
 
     /// Divides `len` symbols with these counts.
     pub(super) fn of(coder: &Coder<'_>, fine: Vec<[u32; 256]>, len: usize) -> Self {
-        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new() };
+        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new(), segments: Segments::Lanes };
         if len == 0 {
             return cut;
         }
@@ -174,7 +175,22 @@ impl Cut {
         let cost = costs.fold(0, Cost::saturating_add);
         match groups.is_empty() || cost >= whole.cost {
             true => whole,
-            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups },
+            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups, segments: Segments::Lanes },
+        }
+    }
+
+    /// Puts the symbols in trees if this costs at most `more` than lanes.
+    pub(super) fn prefer_trees(&mut self, coder: &Coder<'_>, more: Cost) {
+        let pieces = match self.segment_log {
+            0 => self.fine.len().max(1),
+            log => 1 << (log - FINE_LOG),
+        };
+        let cost = self.fine.chunks(pieces).fold(0, |cost: Cost, counts| {
+            // The length of a segment takes at most 3 bytes.
+            cost.saturating_add(coder.tree_cost(&sum(counts)) + bits(24))
+        });
+        if cost <= self.cost.saturating_add(more) {
+            (self.segments, self.cost) = (Segments::Trees, cost);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::codes::joined::Joined;
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table, least_cost};
+use crate::codes::tree::{self, Tree};
 use crate::codes::{Effort, Entropy, Profile, tokens};
 use crate::limits::in_memory;
 
@@ -20,18 +21,29 @@ pub(super) const TOKENS: u8 = 1;
 pub(super) const SYMBOLS: u8 = 2;
 pub(super) const REFERENCED: u8 = 3;
 pub(super) const JOINED: u8 = 4;
+pub(super) const TREE: u8 = 5;
 
 /// Value of `segment_log` for a segment for each group.
 pub(super) const BY_GROUP: u8 = 1;
 
 /// Every coding of integers by number, with its name in the registry.
-pub const CODINGS: [(u8, &str); 5] = [
+pub const CODINGS: [(u8, &str); 6] = [
     (PACKED, "packed"),
     (TOKENS, "tokens"),
     (SYMBOLS, "symbols"),
     (REFERENCED, "referenced"),
     (JOINED, "joined"),
+    (TREE, "tree"),
 ];
+
+/// What the segments of an array hold behind their tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Segments {
+    /// States and words of rANS.
+    Lanes,
+    /// Blocks of Huffman trees.
+    Trees,
+}
 
 /// Meaning of an array of integers. Arrays of one role may share a frequency table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,6 +172,14 @@ impl<'a> Coder<'a> {
         cost.saturating_add(bits(32 + (32 << self.lanes_log(len, cost))))
     }
 
+    /// Returns the cost of a segment with these counts whose symbols are in trees, in 1/65536 bit.
+    pub(super) fn tree_cost(&self, counts: &Counts) -> Cost {
+        let choice = self.table_for(counts);
+        let own = choice.own.as_ref().map_or(0, |table| bits(table.bits().next_multiple_of(8)));
+        let cost = choice.table(self.tables).map_or(Cost::MAX, |table| Tree::new(&table).cost(counts));
+        cost.saturating_add(own).saturating_add(bits(32))
+    }
+
     /// Calls `f` to code symbols of `per` integers each: a segment has 32 lanes from as many integers on as
     /// otherwise.
     pub(super) fn of_joined<T>(&mut self, per: u8, f: impl FnOnce(&mut Self) -> T) -> T {
@@ -191,6 +211,16 @@ struct Choice {
     cost: Cost,
 }
 
+impl Choice {
+    /// Returns the table; none for no symbols.
+    fn table(self, shared: &[Table]) -> Option<Cow<'_, Table>> {
+        match self.shared {
+            Some(number) => Some(Cow::Borrowed(&shared[number])),
+            None => self.own.map(Cow::Owned),
+        }
+    }
+}
+
 /// Cost of 32 lanes in place of 4.
 pub(super) const MORE_LANES: Cost = bits(28 * 32);
 
@@ -211,8 +241,10 @@ fn write_entropy(
     cut: &Cut,
 ) {
     out.push(cut.segment_log);
+    let segments = cut.segments;
     if cut.segment_log == 0 {
-        return write_one(out, coder, role, SegmentSymbols { symbols, values, counts: sum(&cut.fine) });
+        let counts = sum(&cut.fine);
+        return write_one(out, coder, role, SegmentSymbols { segments, symbols, values, counts });
     }
     if cut.segment_log == BY_GROUP {
         let mut start = 0;
@@ -220,7 +252,7 @@ fn write_entropy(
             let own = start..start + len;
             start += len;
             let values = values.map(|values| values.part(own.clone()));
-            SegmentSymbols { symbols: &symbols[own], values, counts: sum(&[*counts]) }
+            SegmentSymbols { segments, symbols: &symbols[own], values, counts: sum(&[*counts]) }
         });
         let parts: Vec<SegmentSymbols<'_>> = parts.collect();
         parts.iter().for_each(|part| coder.note(role, &part.counts));
@@ -230,7 +262,7 @@ fn write_entropy(
     let counts = cut.fine.chunks(1 << (cut.segment_log - FINE_LOG)).map(sum);
     let mut parts = symbols.chunks(len).zip(counts).enumerate().map(|(i, (symbols, counts))| {
         let values = values.map(|values| values.part(i * len..i * len + symbols.len()));
-        SegmentSymbols { symbols, values, counts }
+        SegmentSymbols { segments, symbols, values, counts }
     });
     let mut memory = std::mem::take(&mut coder.scratch.segments);
     memory.resize_with(threads::count(), SegmentMemory::default);
@@ -261,6 +293,7 @@ fn write_entropy(
 
 /// The symbols of a segment, the integers behind them if they are tokens, and their counts.
 struct SegmentSymbols<'a> {
+    segments: Segments,
     symbols: &'a [u8],
     values: Option<Integers<'a>>,
     counts: Counts,
@@ -275,6 +308,7 @@ struct SegmentMemory {
     words: Vec<rans::Word>,
     /// Words of narrow segments, which are encoded in turn.
     narrow: [Vec<rans::Word>; rans::MOST],
+    trees: tree::Memory,
 }
 
 impl SegmentMemory {
@@ -307,10 +341,18 @@ fn write_in_turn(coder: &mut Coder<'_>, parts: &[SegmentSymbols<'_>], mut f: imp
     coder.scratch.segments.push(memory);
 }
 
-/// Appends at most [`rans::MOST`] segments to the bytes of the memory.
+/// Appends at most [`rans::MOST`] segments of one kind to the bytes of the memory.
 fn write_segments(coder: &Coder<'_>, parts: &[SegmentSymbols<'_>], memory: &mut SegmentMemory) {
-    let SegmentMemory { bytes: out, ends, words, narrow } = memory;
+    let SegmentMemory { bytes: out, ends, words, narrow, trees } = memory;
     let plans: Vec<SegmentPlan<'_>> = parts.iter().map(|part| SegmentPlan::of(coder, part)).collect();
+    if parts.iter().any(|part| part.segments == Segments::Trees) {
+        for (part, plan) in parts.iter().zip(&plans) {
+            plan.write_table(out);
+            plan.table.iter().for_each(|table| tree::write(out, table, part.symbols, trees));
+            ends.push(out.len());
+        }
+        return;
+    }
     let coded: Vec<Option<rans::Part<'_>>> =
         parts.iter().zip(&plans).map(|(part, plan)| plan.coded(part).filter(|_| !coder.dry)).collect();
     let together: Vec<rans::Part<'_>> =
@@ -363,11 +405,9 @@ struct SegmentPlan<'a> {
 
 impl<'a> SegmentPlan<'a> {
     fn of(coder: &Coder<'a>, part: &SegmentSymbols<'_>) -> Self {
-        let Choice { shared, own, cost } = coder.table_for(&part.counts);
-        let table = match shared {
-            Some(number) => Some(Cow::Borrowed(&coder.tables[number])),
-            None => own.map(Cow::Owned),
-        };
+        let choice = coder.table_for(&part.counts);
+        let (shared, cost) = (choice.shared, choice.cost);
+        let table = choice.table(coder.tables);
         Self { shared, table, lanes_log: coder.lanes_log(part.symbols.len(), cost), cost }
     }
 
@@ -443,6 +483,7 @@ pub(crate) fn entropy_tokens(
 ) -> Vec<Vec<u8>> {
     let undivided = arrays.iter().filter(|(plan, _)| plan.cut.segment_log == 0);
     let parts = undivided.map(|(TokenPlan { symbols, cut }, values)| SegmentSymbols {
+        segments: cut.segments,
         symbols,
         values: Some(Integers::Plain(values)),
         counts: sum(&cut.fine),
@@ -642,6 +683,25 @@ impl SymbolPlan {
         (plain.cost < packed).then_some(Self::Symbols(plain))
     }
 
+    /// Puts the symbols of long arrays in trees, which are faster, if this costs little more. `beside`: bytes
+    /// that belong to these symbols.
+    pub(crate) fn prefer_trees(&mut self, coder: &Coder<'_>, symbols: &[u8], beside: usize) {
+        if let Self::Symbols(cut) | Self::Referenced(_, cut) = self
+            && coder.profile == Profile::Full
+            && !coder.dry
+            && symbols.len() >= FEWEST_IN_TREES
+        {
+            let all = cut.cost.saturating_add(bits(8 * beside as u64));
+            cut.prefer_trees(
+                coder,
+                match coder.effort {
+                    Effort::Fast => all / 100,
+                    Effort::Default => all / 1000 * 4,
+                },
+            );
+        }
+    }
+
     /// Appends `ints(N)`.
     pub(crate) fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, symbols: &[u8]) {
         if symbols.is_empty() {
@@ -653,7 +713,7 @@ impl SymbolPlan {
                 put_packed(out, symbols, *width);
             }
             Self::Symbols(cut) => {
-                out.push(SYMBOLS);
+                put_coding(out, SYMBOLS, cut);
                 write_entropy(out, coder, role, symbols, None, cut);
             }
             Self::Joined(joined) => {
@@ -662,7 +722,7 @@ impl SymbolPlan {
                 coder.scratch.joined = symbols;
             }
             Self::Referenced(split, cut) => {
-                out.push(REFERENCED);
+                put_coding(out, REFERENCED, cut);
                 put_varint(out, split.row_len as u64);
                 out.push(u8::from(!split.columns.is_empty()) | u8::from(split.zero_apart) << 1);
                 for references in [&split.rows, &split.columns].into_iter().filter(|r| !r.is_empty()) {
@@ -675,6 +735,15 @@ impl SymbolPlan {
             }
         }
     }
+}
+
+/// Fewest symbols that are put in trees: nodes of few symbols take as long as those of 64.
+const FEWEST_IN_TREES: usize = 1 << 10;
+
+/// Appends the coding of symbols with these segments.
+fn put_coding(out: &mut Vec<u8>, coding: u8, cut: &Cut) {
+    out.extend((cut.segments == Segments::Trees).then_some(TREE));
+    out.push(coding);
 }
 
 /// Appends `ints(N)` for integers below 256.

@@ -1,13 +1,15 @@
 //! Reads coded integers (spec, section 7.1).
 
+use std::borrow::Cow;
+
 use crate::arch::{pages, threads};
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
-use crate::codes::ints::{BY_GROUP, JOINED, PACKED, REFERENCED, SYMBOLS, TOKENS};
+use crate::codes::ints::{BY_GROUP, JOINED, PACKED, REFERENCED, SYMBOLS, Segments, TOKENS, TREE};
 use crate::codes::joined::{JoinedReader, read_per};
-use crate::codes::rans::{self, Segment};
+use crate::codes::rans;
 use crate::codes::reference::References;
 use crate::codes::table::Table;
-use crate::codes::tokens;
+use crate::codes::{tokens, tree};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Budget, in_memory};
 
@@ -28,6 +30,7 @@ const AHEAD: usize = 4 << 20;
 pub(super) struct EntropyReader<'a> {
     /// The segments that were not begun.
     rest: Cursor<'a>,
+    segments: Segments,
     tables: &'a [Table],
     /// Number of symbols of a segment, except the last.
     segment_len: u64,
@@ -42,14 +45,29 @@ pub(super) struct EntropyReader<'a> {
 
 impl<'a> EntropyReader<'a> {
     /// Begins `entropy(N)`, and moves the cursor to its end.
-    pub(super) fn new<'c: 'a>(cursor: &mut Cursor<'c>, tables: &'a [Table], n: u64) -> Result<Self> {
+    pub(super) fn new<'c: 'a>(
+        cursor: &mut Cursor<'c>,
+        segments: Segments,
+        tables: &'a [Table],
+        n: u64,
+    ) -> Result<Self> {
         let offset = cursor.offset();
         let log = cursor.u8()?;
+        let of = |rest, segment_len, left| Self {
+            rest,
+            segments,
+            tables,
+            segment_len,
+            left,
+            current: None,
+            ahead: Vec::new(),
+            read: 0,
+        };
         let rest = cursor.clone();
         match log {
             0 => {
-                let current = Some((read_segment(cursor, tables)?, n));
-                Ok(Self { current, ..Self::of(rest, tables, n, 0) })
+                let current = Some((Segment::read(cursor, segments, tables, n)?, n));
+                Ok(Self { current, ..of(rest, n, 0) })
             }
             10..=24 => {
                 let segment_len = 1 << log;
@@ -62,14 +80,10 @@ impl<'a> EntropyReader<'a> {
                     let len = cursor.varint()?;
                     cursor.sub(len, "segment")?;
                 }
-                Ok(Self::of(rest, tables, segment_len, n))
+                Ok(of(rest, segment_len, n))
             }
             other => Err(Error::out_of_range("segment_log", other.into(), offset)),
         }
-    }
-
-    fn of(rest: Cursor<'a>, tables: &'a [Table], segment_len: u64, left: u64) -> Self {
-        Self { rest, tables, segment_len, left, current: None, ahead: Vec::new(), read: 0 }
     }
 
     /// Decodes the next symbols: a multiple of 32, or the last ones.
@@ -89,7 +103,7 @@ impl<'a> EntropyReader<'a> {
             };
             let here = out.len().min(in_memory(left));
             let (part, later) = out.split_at_mut(here);
-            segment.fill(part);
+            segment.fill(part)?;
             out = later;
             match left - here as u64 {
                 0 => segment.finish()?,
@@ -104,21 +118,22 @@ impl<'a> EntropyReader<'a> {
         if self.read < self.ahead.len() {
             return Ok(true);
         }
-        if self.left <= self.segment_len || self.segment_len > (AHEAD / SIDE_BY_SIDE) as u64 {
+        let several = self.segments == Segments::Lanes && self.left > self.segment_len;
+        if !several || self.segment_len > (AHEAD / SIDE_BY_SIDE) as u64 {
             return Ok(false);
         }
         let mut segments = Vec::with_capacity(SIDE_BY_SIDE);
         let mut symbols = 0;
         while segments.len() < SIDE_BY_SIDE && self.left > 0 {
-            let (segment, len) = self.next_segment()?;
-            segments.push(segment);
+            let (Segment::Lanes(segment), len) = self.next_segment()? else { break };
+            segments.push(*segment);
             symbols += in_memory(len);
         }
         self.ahead.resize(symbols, 0);
         self.read = 0;
         let mut outs: Vec<&mut [u8]> = self.ahead.chunks_mut(in_memory(self.segment_len)).collect();
         rans::fill_all(&mut segments, &mut outs);
-        segments.into_iter().try_for_each(Segment::finish)?;
+        segments.into_iter().try_for_each(rans::Segment::finish)?;
         Ok(true)
     }
 
@@ -127,24 +142,59 @@ impl<'a> EntropyReader<'a> {
         self.left -= symbols;
         let len = self.rest.varint()?;
         let mut cursor = self.rest.sub(len, "segment")?;
-        let segment = read_segment(&mut cursor, self.tables)?;
+        let segment = Segment::read(&mut cursor, self.segments, self.tables, symbols)?;
         cursor.finish()?;
         Ok((segment, symbols))
     }
 }
 
-fn read_segment<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<Segment<'a>> {
-    let offset = cursor.offset();
-    let slots = match cursor.varint()? {
-        0 => rans::slots(&Table::read(cursor)?),
-        reference => {
-            let table = usize::try_from(reference - 1).ok().and_then(|i| tables.get(i));
-            rans::slots(
-                table.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset))?,
-            )
+/// A segment that is decoded piece by piece.
+enum Segment<'a> {
+    Lanes(Box<rans::Segment<'a>>),
+    Trees(tree::Segment<'a>),
+}
+
+impl<'a> Segment<'a> {
+    /// Reads the table of a segment of `n` symbols, and what follows it.
+    fn read(cursor: &mut Cursor<'a>, segments: Segments, tables: &[Table], n: u64) -> Result<Self> {
+        Ok(match segments {
+            Segments::Lanes => Self::Lanes(Box::new(read_lanes(cursor, tables)?)),
+            Segments::Trees => {
+                let table = read_table(cursor, tables)?;
+                Self::Trees(tree::Segment::read(cursor, &table, n)?)
+            }
+        })
+    }
+
+    /// Decodes the next symbols: a multiple of 32, or the last ones of the segment.
+    fn fill(&mut self, out: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Lanes(segment) => segment.fill(out),
+            Self::Trees(segment) => return segment.fill(out),
         }
-    };
-    Segment::read(cursor, slots)
+        Ok(())
+    }
+
+    /// Checks that the segment ends after the symbols decoded so far.
+    fn finish(self) -> Result<()> {
+        match self {
+            Self::Lanes(segment) => segment.finish(),
+            Self::Trees(segment) => segment.finish(),
+        }
+    }
+}
+
+fn read_lanes<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<rans::Segment<'a>> {
+    let slots = rans::slots(read_table(cursor, tables)?.as_ref());
+    rans::Segment::read(cursor, slots)
+}
+
+/// Reads a table, or the number of a shared one.
+fn read_table<'t>(cursor: &mut Cursor<'_>, tables: &'t [Table]) -> Result<Cow<'t, Table>> {
+    let offset = cursor.offset();
+    let Some(number) = cursor.varint()?.checked_sub(1) else { return Table::read(cursor).map(Cow::Owned) };
+    let table = usize::try_from(number).ok().and_then(|i| tables.get(i)).map(Cow::Borrowed);
+    table.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset))
 }
 
 /// Reads `entropy(N)` of `symbols.len()` symbols, and an item for each. `items_of` is called with each
@@ -165,7 +215,7 @@ fn read_entropy<'c, T: Send>(
 ) -> Result<()> {
     let offset = cursor.offset();
     let one = |cursor: &mut Cursor<'c>, symbols: &mut [u8], items: &mut [T]| {
-        let mut segment = read_segment(cursor, tables)?;
+        let mut segment = read_lanes(cursor, tables)?;
         segment.fill(symbols);
         segment.finish()?;
         items_of(cursor, symbols, items)
@@ -198,12 +248,12 @@ fn read_entropy<'c, T: Send>(
                 let read = threads::each(batch.chunks_mut(SIDE_BY_SIDE), |several| {
                     let mut segments = several
                         .iter_mut()
-                        .map(|(cursor, ..)| read_segment(cursor, tables))
+                        .map(|(cursor, ..)| read_lanes(cursor, tables))
                         .collect::<Result<Vec<_>>>()?;
                     let mut outs: Vec<&mut [u8]> =
                         several.iter_mut().map(|(_, symbols, _)| &mut **symbols).collect();
                     rans::fill_all(&mut segments, &mut outs);
-                    segments.into_iter().try_for_each(Segment::finish)?;
+                    segments.into_iter().try_for_each(rans::Segment::finish)?;
                     several.iter_mut().try_for_each(|(cursor, symbols, items)| {
                         items_of(cursor, symbols, items)?;
                         cursor.finish()
@@ -405,12 +455,18 @@ impl<'a> Source<'a> {
         match ahead.u8()? {
             SYMBOLS => {
                 *cursor = ahead;
-                Ok(Self::Symbols(EntropyReader::new(cursor, decoder.tables, n)?))
+                Self::symbols(cursor, Segments::Lanes, decoder, n)
             }
             REFERENCED => {
                 *cursor = ahead;
-                let references = read_references(cursor, decoder, n)?;
-                Ok(Self::Referenced(references, EntropyReader::new(cursor, decoder.tables, n)?))
+                Self::referenced(cursor, Segments::Lanes, decoder, n)
+            }
+            TREE => {
+                *cursor = ahead;
+                match read_inner(cursor)? {
+                    Inner::Symbols => Self::symbols(cursor, Segments::Trees, decoder, n),
+                    Inner::Referenced => Self::referenced(cursor, Segments::Trees, decoder, n),
+                }
             }
             JOINED => {
                 *cursor = ahead;
@@ -429,6 +485,41 @@ impl<'a> Source<'a> {
             }
             other => Err(Error::unsupported("coding", other.into(), offset)),
         }
+    }
+
+    fn symbols<'c: 'a>(
+        cursor: &mut Cursor<'c>,
+        segments: Segments,
+        decoder: &Decoder<'a>,
+        n: u64,
+    ) -> Result<Self> {
+        Ok(Self::Symbols(EntropyReader::new(cursor, segments, decoder.tables, n)?))
+    }
+
+    fn referenced<'c: 'a>(
+        cursor: &mut Cursor<'c>,
+        segments: Segments,
+        decoder: &Decoder<'a>,
+        n: u64,
+    ) -> Result<Self> {
+        let references = read_references(cursor, decoder, n)?;
+        Ok(Self::Referenced(references, EntropyReader::new(cursor, segments, decoder.tables, n)?))
+    }
+}
+
+/// What the segments of trees belong to.
+enum Inner {
+    Symbols,
+    Referenced,
+}
+
+/// Reads the coding that has trees for segments.
+fn read_inner(cursor: &mut Cursor<'_>) -> Result<Inner> {
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        SYMBOLS => Ok(Inner::Symbols),
+        REFERENCED => Ok(Inner::Referenced),
+        other => Err(Error::out_of_range("coding of trees", other.into(), offset)),
     }
 }
 
@@ -462,7 +553,7 @@ fn read_references(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, n: u64) -> Re
     let zero_apart = flags & 0b10 != 0;
     let mut references = |count| {
         let offset = cursor.offset();
-        let mut reader = EntropyReader::new(cursor, decoder.tables, count)?;
+        let mut reader = EntropyReader::new(cursor, Segments::Lanes, decoder.tables, count)?;
         let mut references = vec![0; decoder.budget.reserve_items::<u8>(count, offset)?];
         reader.fill(&mut references)?;
         if zero_apart && references.contains(&255) {
@@ -478,13 +569,29 @@ fn read_references(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, n: u64) -> Re
 /// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
 /// rest of the cursor is skipped. Tables must be in the segment itself.
 fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool, groups: &[u64]) -> Result<()> {
+    validate_segments(cursor, Segments::Lanes, n, raw, groups)
+}
+
+/// Skips as [`validate_entropy`], with these segments.
+fn validate_segments(
+    cursor: &mut Cursor<'_>,
+    segments: Segments,
+    n: u64,
+    raw: bool,
+    groups: &[u64],
+) -> Result<()> {
     let segment = |cursor: &mut Cursor<'_>| {
         let offset = cursor.offset();
         if cursor.varint()? != 0 {
             return Err(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset));
         }
         Table::read(cursor)?;
-        rans::validate(cursor)?;
+        match segments {
+            Segments::Lanes => rans::validate(cursor)?,
+            Segments::Trees => {
+                tree::take(cursor)?;
+            }
+        }
         if raw {
             cursor.take_rest();
         }
@@ -531,6 +638,7 @@ pub(crate) fn beyond_core(cursor: &Cursor<'_>, n: u64) -> Result<Option<&'static
     Ok(match cursor.clone().u8()? {
         REFERENCED => Some("referenced integers"),
         JOINED => Some("joined integers"),
+        TREE => Some("integers in trees"),
         _ => None,
     })
 }
@@ -545,21 +653,27 @@ pub(crate) fn validate_grouped_ints(cursor: &mut Cursor<'_>, n: u64, groups: &[u
         PACKED => take_packed(cursor, n).map(drop),
         TOKENS => validate_entropy(cursor, n, true, groups),
         SYMBOLS => validate_entropy(cursor, n, false, groups),
-        REFERENCED => {
-            let row_len = cursor.varint_in("row_len", 1, n)?;
-            let flags = cursor.flags("reference flags", 0b11)?;
-            validate_entropy(cursor, n.div_ceil(row_len), false, &[])?;
-            if flags & 1 != 0 {
-                validate_entropy(cursor, row_len, false, &[])?;
-            }
-            validate_entropy(cursor, n, false, &[])
-        }
+        REFERENCED => validate_referenced(cursor, Segments::Lanes, n),
+        TREE => match read_inner(cursor)? {
+            Inner::Symbols => validate_segments(cursor, Segments::Trees, n, false, &[]),
+            Inner::Referenced => validate_referenced(cursor, Segments::Trees, n),
+        },
         JOINED => {
             let per = read_per(cursor)?;
             validate_entropy(cursor, n.div_ceil(per.into()), false, &[])
         }
         other => Err(Error::unsupported("coding", other.into(), offset)),
     }
+}
+
+fn validate_referenced(cursor: &mut Cursor<'_>, segments: Segments, n: u64) -> Result<()> {
+    let row_len = cursor.varint_in("row_len", 1, n)?;
+    let flags = cursor.flags("reference flags", 0b11)?;
+    validate_entropy(cursor, n.div_ceil(row_len), false, &[])?;
+    if flags & 1 != 0 {
+        validate_entropy(cursor, row_len, false, &[])?;
+    }
+    validate_segments(cursor, segments, n, false, &[])
 }
 
 #[cfg(test)]

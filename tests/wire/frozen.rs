@@ -21,7 +21,7 @@ use gcodec::{Codec, Dtype, Limits, Result, TensorBuf};
 use crate::streams::{blocks, header_for, manifest, needs_delta, sample};
 
 /// The newest version of the format.
-const VERSION: &str = "1.1";
+const VERSION: &str = "1.2";
 
 /// Stream that the deltas of a folder change.
 const BASE: &str = "base";

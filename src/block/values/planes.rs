@@ -68,7 +68,7 @@ impl Planes {
         for (plane, noise) in noise[..layout.size].iter_mut().enumerate() {
             *noise = is_noise(coder, bytes, layout, plane);
         }
-        let (mut plane, mut memory) = (0, std::mem::take(&mut coder.scratch.symbols));
+        let (start, mut plane, mut memory) = (out.len(), 0, std::mem::take(&mut coder.scratch.symbols));
         while plane < layout.size {
             // One pass splits the planes of noise up to the next plane that may have a code, and that plane.
             let plain = noise[plane..layout.size].iter().take_while(|noise| **noise).count();
@@ -77,7 +77,8 @@ impl Planes {
             let symbols = pages::reused(&mut memory, len);
             split_run(out, bytes, layout, plane..plane + plain, coded, symbols);
             if let Some(coded) = coded {
-                write_plane(out, coder, symbols, layout.size - 1 - coded, space);
+                let beside = out.len() - start;
+                write_plane(out, coder, symbols, beside, layout.size - 1 - coded, space);
             }
             plane += plain + usize::from(coded.is_some());
         }
@@ -146,12 +147,13 @@ impl Plane<'_> {
 /// 28 more cost little beside the planes that are stored as they are.
 const WIDE_FROM: usize = 1 << 14;
 
-/// Appends the flag of a plane and its symbols, in the smallest form. `significance` counts from the top
-/// plane.
+/// Appends the flag of a plane and its symbols, in the smallest form, or in trees. `beside`: the bytes of the
+/// planes below. `significance` counts from the top plane.
 fn write_plane(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
     symbols: &[u8],
+    beside: usize,
     significance: usize,
     space: &ValueSpace<'_>,
 ) {
@@ -163,7 +165,8 @@ fn write_plane(
             out.push(0);
             pages::append(out, symbols);
         }
-        plan => {
+        mut plan => {
+            plan.prefer_trees(coder, symbols, beside);
             out.push(1);
             plan.write(out, coder, Role::Plane(significance as u8), symbols);
         }

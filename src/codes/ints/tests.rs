@@ -152,6 +152,48 @@ fn joined_integers_save_bits() {
     }
 }
 
+/// Trees cost some hundredths of a bit for each symbol: little beside the other bytes of an element, much for
+/// symbols of which one is likelier than all others.
+#[test]
+fn symbols_are_in_trees_where_they_cost_little() {
+    let halving = |len: u64| -> Vec<u8> {
+        (0..len).map(|i| 100 + crate::random::word(6, 0, i).leading_zeros() as u8).collect()
+    };
+    let mostly_one: Vec<u8> =
+        (0..20_000).map(|i| u8::from(crate::random::word(7, 0, i).is_multiple_of(16))).collect();
+    let coding = |symbols: &[u8], row_lens: &[u64], beside, change: &dyn Fn(&mut Coder<'_>)| {
+        let mut coder = coder(&[]);
+        change(&mut coder);
+        let mut plan = SymbolPlan::new(&mut coder, symbols, row_lens);
+        plan.prefer_trees(&coder, symbols, beside);
+        let mut out = Vec::new();
+        plan.write(&mut out, &mut coder, Role::Plane(0), symbols);
+        let n = symbols.len() as u64;
+        assert!(read(&out, &[], |c, d| read_symbols(c, d, n, 255)).unwrap() == symbols);
+        out
+    };
+    let few = halving(20_000);
+    assert_eq!(coding(&few, &[], 0, &|_| ())[..2], [TREE, SYMBOLS]);
+    // One of three symbols is likelier than both others: two hundredths more.
+    let spread: Vec<u8> =
+        (0..20_000).map(|i| [0, 0, 0, 40, 80][(crate::random::word(9, 0, i) % 5) as usize]).collect();
+    let (lanes, trees) = (coding(&spread, &[], 0, &|_| ()), coding(&spread, &[], 60_000, &|_| ()));
+    assert_eq!((lanes[0], trees[0]), (SYMBOLS, TREE));
+    let (lanes, trees) = (lanes.len(), trees.len());
+    assert!(trees > lanes && trees <= lanes + (lanes + 60_000) / 1000 * 4, "{trees} {lanes}");
+    assert_eq!(coding(&mostly_one, &[], 20_000, &|_| ())[0], SYMBOLS);
+    assert_eq!(coding(&mostly_one, &[], 1 << 30, &|_| ())[0], TREE);
+    assert_eq!(coding(&halving(1000), &[], 1 << 30, &|_| ())[0], SYMBOLS);
+    assert_eq!(coding(&few, &[], 1 << 30, &|coder| coder.profile = Profile::Core)[0], SYMBOLS);
+    // Divided arrays keep their segments, and symbols of rows their references.
+    let changing: Vec<u8> =
+        (0..300_000u32).map(|i| few[i as usize % 20_000] + (i >> 16) as u8 * 20).collect();
+    assert_eq!(coding(&changing, &[], 1 << 30, &|_| ())[..2], [TREE, SYMBOLS]);
+    let in_rows: Vec<u8> =
+        few.iter().zip(0u64..).map(|(s, i)| s - 90 + crate::random::word(8, 0, i / 64) as u8 % 200).collect();
+    assert_eq!(coding(&in_rows, &[64], 1 << 30, &|_| ())[..2], [TREE, REFERENCED]);
+}
+
 /// Returns runs of symbols, each of a symbol and its number.
 fn runs(of: &[(u8, usize)]) -> Vec<u8> {
     of.iter().flat_map(|&(symbol, len)| std::iter::repeat_n(symbol, len)).collect()

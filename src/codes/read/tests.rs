@@ -248,7 +248,8 @@ fn few_symbols_are_decoded_ahead() {
         let n = (segments << log) + 1;
         let parts = vec![segment(&[7], 0); segments as usize + 1];
         let bytes = joined(log, &parts);
-        let mut reader = EntropyReader::new(&mut Cursor::new(&bytes, 0, "ints"), &[], n).unwrap();
+        let mut reader =
+            EntropyReader::new(&mut Cursor::new(&bytes, 0, "ints"), Segments::Lanes, &[], n).unwrap();
         let mut out = [0; 32];
         reader.fill(&mut out).unwrap();
         assert_eq!(out, [7; 32]);
@@ -296,5 +297,36 @@ fn integers_come_back_from_their_symbols() {
         let bytes = with_coding(JOINED, &with_coding(per, &joined(0, &[segment(&[1; 4], 0)])));
         assert!(in_each_way(&bytes, 4, &[]).into_iter().all(|read| outside(read).is_some()), "{per}");
         assert!(outside(validated(&bytes, 4, &[])).is_some());
+    }
+}
+
+/// Symbols in trees come back, whole and piece by piece, and are skipped.
+#[test]
+fn symbols_come_back_from_trees() {
+    let symbols: Vec<u8> =
+        (0..3 * PIECE as u64 + 5).map(|i| 90 + crate::random::word(10, 0, i).leading_zeros() as u8).collect();
+    let tree_of = |symbols: &[u8]| {
+        let table = Table::from_counts(&count(symbols)).unwrap();
+        let mut out = vec![0];
+        table.write(&mut out);
+        tree::write(&mut out, &table, symbols, &mut Default::default());
+        out
+    };
+    let n = symbols.len() as u64;
+    let trees: Vec<_> = symbols.chunks(1 << 10).map(tree_of).collect();
+    for entropy in [joined(0, &[tree_of(&symbols)]), joined(10, &trees)] {
+        let plain = [&[TREE, SYMBOLS], entropy.as_slice()].concat();
+        assert!(in_each_way(&plain, n, &[]).into_iter().all(|read| read.unwrap() == widened(&symbols)));
+        validated(&plain, n, &[]).unwrap();
+        let rows = joined(0, &[segment(&[10], 0)]);
+        let referenced = [&[TREE, REFERENCED], [0x85, 0x60].as_slice(), &[0], &rows, &entropy].concat();
+        let more: Vec<u64> = symbols.iter().map(|&s| u64::from(s) + 10).collect();
+        assert!(in_each_way(&referenced, n, &[]).into_iter().all(|read| read.unwrap() == more));
+        validated(&referenced, n, &[]).unwrap();
+    }
+    for inner in [PACKED, TOKENS, JOINED, TREE, 255] {
+        let bytes = [&[TREE, inner], joined(0, &[tree_of(&symbols)]).as_slice()].concat();
+        assert!(in_each_way(&bytes, n, &[]).into_iter().all(|read| outside(read) == Some(inner.into())));
+        assert_eq!(outside(validated(&bytes, n, &[])), Some(inner.into()));
     }
 }

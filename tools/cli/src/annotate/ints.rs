@@ -1,5 +1,8 @@
 //! Integer codes: frequency tables, rANS segments, coded integers (spec, section 7).
 
+use std::borrow::Cow;
+
+use super::trees::Node;
 use super::walk::{Result, Stop, Walk};
 
 /// A frequency table.
@@ -7,7 +10,7 @@ use super::walk::{Result, Stop, Walk};
 pub(crate) struct Table {
     /// The symbol that owns each of the 4096 slots.
     slots: Vec<u8>,
-    freq: [u32; 256],
+    pub(super) freq: [u32; 256],
     start: [u32; 256],
 }
 
@@ -88,7 +91,8 @@ pub(crate) fn kept_ints(w: &mut Walk<'_>, tables: &[Table], n: u64, what: &str) 
 
 /// Notes `entropy(N)`.
 pub(crate) fn entropy(w: &mut Walk<'_>, tables: &[Table], n: u64, tokens: bool) -> Result<()> {
-    segments(w, Code { tables, groups: &[], kept: false }, n, tokens).map(drop)
+    let segment = if tokens { lanes_of_tokens } else { lanes };
+    segments(w, Code { tables, groups: &[], kept: false }, n, segment).map(drop)
 }
 
 /// Notes `ints(N)`; returns the integers if they are wanted.
@@ -103,6 +107,7 @@ fn coded(w: &mut Walk<'_>, code: Code<'_>, n: u64, what: &str) -> Result<Vec<u64
             2 => "symbols",
             3 => "referenced",
             4 => "joined",
+            5 => "tree",
             _ => "unknown",
         })?;
         match coding {
@@ -114,17 +119,26 @@ fn coded(w: &mut Walk<'_>, code: Code<'_>, n: u64, what: &str) -> Result<Vec<u64
                 let mut bits = Bits { plane, at: 0 };
                 (0..if code.kept { n } else { 0 }).map(|_| bits.take(width.into())).collect()
             }
-            1 => segments(w, code, n, true),
-            2 => segments(w, code, n, false),
-            3 => referenced(w, Code { groups: &[], ..code }, n),
+            1 => segments(w, code, n, lanes_of_tokens),
+            2 => segments(w, code, n, lanes),
+            3 => referenced(w, Code { groups: &[], ..code }, n, lanes),
             4 => joined(w, Code { groups: &[], ..code }, n),
+            5 => {
+                let code = Code { groups: &[], ..code };
+                let inner = |c| if c == 2 { "symbols" } else { "referenced" };
+                match w.u8("inner", inner)? {
+                    2 => segments(w, code, n, trees),
+                    3 => referenced(w, code, n, trees),
+                    other => Err(Stop(format!("coding {other} in trees"))),
+                }
+            }
             other => Err(Stop(format!("unknown coding {other}"))),
         }
     })
 }
 
 /// Notes referenced symbols.
-fn referenced(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+fn referenced(w: &mut Walk<'_>, code: Code<'_>, n: u64, segment: Segment) -> Result<Vec<u64>> {
     let row_len = w.varint("row_len", |_| "integers in a row")?;
     let flags = w.u8("flags", |f| match f {
         0 => "rows",
@@ -136,12 +150,12 @@ fn referenced(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
     if !(1..=n).contains(&row_len) {
         return Err(Stop(format!("rows of {row_len} integers")));
     }
-    let mut list = |what: &str, count: u64| {
-        w.under(format_args!("{what}: entropy({count})"), |w| segments(w, code, count, false))
+    let mut list = |what: &str, count: u64, segment: Segment| {
+        w.under(format_args!("{what}: entropy({count})"), |w| segments(w, code, count, segment))
     };
-    let rows = list("row references", n.div_ceil(row_len))?;
-    let columns = if flags & 1 != 0 { list("column references", row_len)? } else { Vec::new() };
-    let residuals = list("residuals", n)?;
+    let rows = list("row references", n.div_ceil(row_len), lanes)?;
+    let columns = if flags & 1 != 0 { list("column references", row_len, lanes)? } else { Vec::new() };
+    let residuals = list("residuals", n, segment)?;
     let at = |list: &[u64], i: u64| usize::try_from(i).ok().and_then(|i| list.get(i)).map_or(0, |&r| r);
     let whole = |(i, s): (u64, u64)| {
         let reference = at(&rows, i / row_len) + at(&columns, i % row_len);
@@ -161,28 +175,29 @@ fn joined(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
         return Err(Stop(format!("{per} integers in a symbol")));
     }
     let width = 8 / per;
-    let symbols = segments(w, code, n.div_ceil(per.into()), false)?;
+    let symbols = segments(w, code, n.div_ceil(per.into()), lanes)?;
     let fields = |symbol: u64| (0..per).map(move |i| symbol >> (width * i) & ((1 << width) - 1));
     let mut all: Vec<u64> = symbols.into_iter().flat_map(fields).collect();
     all.truncate(usize::try_from(n).unwrap_or(usize::MAX));
     Ok(all)
 }
 
+/// Notes a segment of some integers; returns them if they are wanted.
+type Segment = fn(&mut Walk<'_>, Code<'_>, u64) -> Result<Vec<u64>>;
+
 /// Notes `entropy(N)`; returns the integers if they are wanted.
-fn segments(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
+fn segments(w: &mut Walk<'_>, code: Code<'_>, n: u64, segment: Segment) -> Result<Vec<u64>> {
     let log = w.u8("segment_log", |s| match s {
         0 => "one segment".to_owned(),
         1 => "a segment for each group".to_owned(),
         s => format!("segments of 2^{s} integers"),
     })?;
     match log {
-        0 => segment(w, code, n, tokens),
+        0 => segment(w, code, n),
         1 if code.groups.len() < 2 => Err(Stop("segments by group without groups".into())),
         1 => {
             for (number, &count) in code.groups.iter().enumerate() {
-                w.under(format_args!("segment {number}: {count} integers"), |w| {
-                    segment(w, code, count, tokens)
-                })?;
+                w.under(format_args!("segment {number}: {count} integers"), |w| segment(w, code, count))?;
             }
             // Nobody wants integers of groups.
             Ok(Vec::new())
@@ -195,7 +210,7 @@ fn segments(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Ve
                 w.under(format_args!("segment {number}"), |w| {
                     let len = w.varint("length", |_| "bytes of the segment")?;
                     let len = usize::try_from(len).map_err(|_| Stop("a segment is too long".into()))?;
-                    all.append(&mut w.inside(len, |w| segment(w, code, count, tokens))?);
+                    all.append(&mut w.inside(len, |w| segment(w, code, count))?);
                     Ok(())
                 })?;
             }
@@ -205,18 +220,45 @@ fn segments(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Ve
     }
 }
 
-fn segment(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
+/// Notes the number of a table, and the table if it follows.
+fn some_table<'t>(w: &mut Walk<'_>, tables: &'t [Table]) -> Result<Cow<'t, Table>> {
     let number = w.varint("table", |t| match t {
         0 => "its own, which follows".to_owned(),
         t => format!("shared table {}", t - 1),
     })?;
-    let table = match number {
-        0 => &table(w, "frequency table")?,
-        j => {
-            let shared = usize::try_from(j - 1).ok().and_then(|j| code.tables.get(j));
-            shared.ok_or(Stop(format!("there is no shared table {}", j - 1)))?
-        }
-    };
+    let Some(shared) = number.checked_sub(1) else { return table(w, "frequency table").map(Cow::Owned) };
+    let table = usize::try_from(shared).ok().and_then(|j| tables.get(j)).map(Cow::Borrowed);
+    table.ok_or(Stop(format!("there is no shared table {shared}")))
+}
+
+fn lanes(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    segment_of_lanes(w, code, n, false)
+}
+
+fn lanes_of_tokens(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    segment_of_lanes(w, code, n, true)
+}
+
+/// Notes a segment whose symbols are in trees.
+fn trees(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    let table = some_table(w, code.tables)?;
+    let len = w.varint("len", |_| "bytes of the blocks")?;
+    let blocks = w.payload(len, "blocks", format_args!("{} blocks of trees", n.div_ceil(1 << 15)))?;
+    if !code.kept {
+        return Ok(Vec::new());
+    }
+    let (root, mut rest, mut symbols) = (Node::root(&table), blocks, Vec::new());
+    let mut left = n;
+    while left > 0 {
+        let count = left.min(1 << 15) as usize;
+        symbols.extend(root.symbols(count, &mut rest)?.into_iter().map(u64::from));
+        left -= count as u64;
+    }
+    Ok(symbols)
+}
+
+fn segment_of_lanes(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
+    let table = &some_table(w, code.tables)?;
     let lanes_log = w.u8("lanes_log", |l| format!("{} lanes", 1u64.checked_shl(l.into()).unwrap_or(0)))?;
     if !matches!(lanes_log, 0 | 2 | 5) {
         return Err(Stop(format!("lanes_log {lanes_log}")));

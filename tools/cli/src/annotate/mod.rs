@@ -4,6 +4,7 @@
 mod block;
 mod classed;
 mod ints;
+mod trees;
 mod walk;
 
 use crate::inspect::Wanted;

@@ -436,6 +436,48 @@ impl Freqs {
     }
 }
 
+/// A node of a Huffman tree (7.8): the symbols below it, and its two children; none of a leaf.
+#[derive(Clone)]
+struct Node {
+    symbols: Vec<u8>,
+    children: Vec<Node>,
+}
+
+impl Node {
+    /// Planes of this node and of those below it, which `symbols` pass.
+    fn planes(&self, symbols: &[u8]) -> Bytes {
+        let [left, right] = self.children.as_slice() else { return bytes() };
+        let (ones, zeros): (Vec<u8>, Vec<u8>) = symbols.iter().partition(|s| right.symbols.contains(s));
+        let plane = bytes().plane(symbols.iter().map(|s| (right.symbols.contains(s).into(), 1)));
+        plane.raw(left.planes(&zeros)).raw(right.planes(&ones))
+    }
+}
+
+impl Freqs {
+    /// The blocks of these symbols in trees.
+    pub(crate) fn blocks(&self, symbols: &[u8]) -> Bytes {
+        let leaf =
+            |&(s, freq): &(u8, u32)| (freq, usize::from(s), Node { symbols: vec![s], children: vec![] });
+        let mut nodes: Vec<_> = self.freqs.iter().map(leaf).collect();
+        for number in 256.. {
+            nodes.sort_by_key(|(weight, number, _)| (*weight, *number));
+            if nodes.len() == 1 {
+                break;
+            }
+            let ((a, _, left), (b, _, right)) = (nodes.remove(0), nodes.remove(0));
+            let symbols = [left.symbols.as_slice(), &right.symbols].concat();
+            nodes.push((a + b, number, Node { symbols, children: vec![left, right] }));
+        }
+        symbols.chunks(1 << 15).fold(bytes(), |out, block| out.raw(nodes[0].2.planes(block)))
+    }
+
+    /// Returns a tree with its own table.
+    pub(crate) fn tree(&self, symbols: &[u8]) -> Bytes {
+        let blocks = self.blocks(symbols);
+        bytes().v(0).raw(self.table()).v(blocks.0.len() as u64).raw(blocks)
+    }
+}
+
 /// Returns `entropy` of one segment with its own table.
 pub(crate) fn entropy(symbols: &[u8], lanes_log: u8) -> Bytes {
     bytes().u8(0).raw(freqs_of(symbols).segment(symbols, lanes_log))

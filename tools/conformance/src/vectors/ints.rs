@@ -25,6 +25,7 @@ pub(crate) fn add(area: &mut Area) {
     rans(area);
     referenced(area);
     joined(area);
+    trees(area);
 }
 
 fn packed(area: &mut Area) {
@@ -37,7 +38,7 @@ fn packed(area: &mut Area) {
     area.invalid("packed-short", "LIM-2 CNV-6", "length_mismatch", symbols(5, bytes().packed(40, &[0])));
     area.invalid("packed-padding", "CNV-1", "nonzero_padding", symbols(2, bytes().u8(0).u8(3).u8(0x40)));
     area.invalid("packed-beyond", "INT-4", "out_of_range", symbols(2, bytes().packed(9, &[0, 256])));
-    for coding in [5, 255] {
+    for coding in [6, 255] {
         area.invalid(
             &format!("coding-{coding}"),
             "CNV-4",
@@ -346,5 +347,93 @@ fn joined(area: &mut Area) {
     });
     area.invalid("joined-by-group", "INT-3", "out_of_range", {
         symbols(8, bytes().u8(4).u8(4).u8(1).raw(own(&many[..2])))
+    });
+}
+
+fn trees(area: &mut Area) {
+    let of = |inner: u8, tree: Bytes| bytes().u8(5).u8(inner).u8(0).raw(tree);
+    // Each symbol is half as likely as the one before.
+    let halving = Freqs { freqs: (0..13).map(|s| (40 + s, 2048 >> s.min(11))).collect(), rest: 40 };
+    let draw = |count: u64| -> Vec<u8> {
+        let word = |i| gcodec::compress::random::word(17, 0, i);
+        (0..count).map(|i| 40 + word(i).leading_zeros().min(12) as u8).collect()
+    };
+    let some = draw(203);
+    area.valid("tree", "TRE-1 INT-4", symbols(203, of(2, halving.tree(&some))));
+    area.valid("tree-all-symbols", "TRE-1", {
+        let all: Vec<u8> = (40..53).collect();
+        symbols(13, of(2, halving.tree(&all)))
+    })
+    .notes("the longest codes have 12 bits");
+    for count in [2, 3, 5, 6, 7, 33] {
+        let kinds: Vec<u8> = (0..count).map(|s| 7 * s).collect();
+        let many: Vec<u8> = kinds.iter().cycle().take(70).copied().collect();
+        area.valid(
+            &format!("tree-equal-weights-{count}"),
+            "TRE-1",
+            symbols(70, of(2, freqs_of(&many).tree(&many))),
+        )
+        .notes("all symbols but the first are equally likely");
+    }
+    area.valid("tree-of-one", "TRE-1", symbols(300, of(2, freqs_of(&[9]).tree(&[9; 300]))))
+        .notes("a leaf has no bits");
+    area.valid("tree-missing-symbols", "TRE-1", symbols(12, of(2, halving.tree(&[44; 12]))))
+        .notes("nodes that no symbol passes have no bits");
+    // Two symbols, so that there is one plane for each block.
+    let two = Freqs { freqs: vec![(3, 4032), (5, 64)], rest: 3 };
+    let long: Vec<u8> = (0..(1 << 15) + 77).map(|i| if i % 29 == 0 { 5 } else { 3 }).collect();
+    area.valid("tree-blocks", "TRE-1", symbols(long.len() as u64, of(2, two.tree(&long))))
+        .notes("the second block has 77 symbols");
+    let rows = entropy(&[1, 2, 3], 0);
+    area.valid("tree-referenced", "TRE-1", {
+        symbols(12, bytes().u8(5).u8(3).v(4).u8(0).raw(rows.clone()).u8(0).raw(halving.tree(&some[..12])))
+    });
+    area.valid("tree-referenced-columns", "TRE-1", {
+        let columns = entropy(&[0, 9, 8, 7], 0);
+        let ints = bytes().u8(5).u8(3).v(4).u8(3).raw(rows).raw(columns);
+        symbols(12, ints.u8(0).raw(halving.tree(&some[..12])))
+    });
+    let many = draw(2500);
+    let segments = |parts: Vec<Bytes>| parts.iter().fold(bytes().u8(5).u8(2).u8(10), |out, p| out.text(p));
+    let shared = |part: &[u8]| {
+        let blocks = halving.blocks(part);
+        bytes().v(1).v(blocks.0.len() as u64).raw(blocks)
+    };
+    let own = |part: &[u8]| halving.tree(part);
+    area.valid("tree-segments", "INT-1 TRE-1", symbols(2500, segments(many.chunks(1024).map(own).collect())));
+    area.valid("tree-segments-with-shared-table", "INT-2 TRE-1", {
+        coded(2500, segments(many.chunks(1024).map(shared).collect()), &[halving.table()])
+    });
+    let with =
+        |blocks: &[u8], len: u64| symbols(203, of(2, bytes().v(0).raw(halving.table()).v(len).raw(blocks)));
+    let blocks = halving.blocks(&some).0;
+    let len = blocks.len() as u64;
+    area.invalid("tree-short", "TRE-1", "bad_code", with(&blocks[..blocks.len() - 1], len - 1));
+    area.invalid("tree-empty", "TRE-1", "bad_code", with(&[], 0));
+    area.invalid("tree-long", "TRE-1", "bad_code", with(&[blocks.as_slice(), &[0]].concat(), len + 1));
+    area.invalid("tree-of-one-long", "TRE-1", "bad_code", {
+        symbols(3, of(2, bytes().v(0).raw(freqs_of(&[9]).table()).v(1).u8(0)))
+    });
+    area.invalid("tree-len-beyond", "CNV-6 LIM-2", "length_mismatch", with(&blocks, len + 1));
+    // The root has 203 bits: the last five of its 26 bytes are padding.
+    let mut padded = blocks.clone();
+    padded[25] |= 0x80;
+    area.invalid("tree-padding", "CNV-1", "nonzero_padding", with(&padded, len));
+    for inner in [0, 1, 4, 5, 255] {
+        area.invalid(&format!("tree-inner-{inner}"), "CNV-4", "out_of_range", {
+            symbols(203, of(inner, halving.tree(&some)))
+        });
+    }
+    area.invalid("tree-beyond", "INT-4", "out_of_range", {
+        dense(F32, &[203], (6, bytes().u8(3).u8(0).raw(scale(1.0)).raw(of(2, halving.tree(&some)))))
+    });
+    area.invalid("tree-one-segment-of-many", "INT-1", "not_canonical", {
+        symbols(1024, segments(vec![own(&many[..1024])]))
+    });
+    area.invalid("tree-shared-table-missing", "INT-2", "unknown_reference", {
+        symbols(2, of(2, shared(&many[..2])))
+    });
+    area.invalid("tree-by-group", "INT-3", "out_of_range", {
+        symbols(2, bytes().u8(5).u8(2).u8(1).raw(own(&many[..2])))
     });
 }

@@ -53,6 +53,10 @@ pub(crate) fn add(area: &mut Area) {
     area.valid("joined", "PRF-1", {
         two(block(whole(2), ALL(), levels(bytes().u8(4).u8(2).raw(entropy(&[0x21, 0x43, 0x65], 0)))))
     });
+    area.valid("tree", "PRF-1", {
+        let codes = [1, 2, 3, 4, 5, 6];
+        two(block(whole(2), ALL(), levels(bytes().u8(5).u8(2).u8(0).raw(freqs_of(&codes).tree(&codes)))))
+    });
 }
 
 /// Whether a reader of the core profile gives the result of a vector. `error`: the kind of the vector's
