@@ -456,7 +456,7 @@ def tree(r, count, tokens, tables):
     while len(out) < count:
         out += below(nodes[0], min(1 << 15, count - len(out)))
     if r.left():                                                                 # [TRE-1]
-        raise FormatError("bad_code", r.at, "bytes left over after the blocks")
+        raise FormatError("bad_code", r.at, "bytes left over after the planes")
     return out
 
 

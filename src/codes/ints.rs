@@ -41,7 +41,7 @@ pub const CODINGS: [(u8, &str); 6] = [
 pub(super) enum Segments {
     /// States and words of rANS.
     Lanes,
-    /// Blocks of Huffman trees.
+    /// The bits of the nodes of a tree.
     Trees,
 }
 

@@ -14,8 +14,8 @@ use crate::codes::table::{Counts, Table};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
-/// Symbols of a block, which has the bits of all nodes.
-const BLOCK: usize = 1 << 15;
+/// Symbols of a stretch, which has the bits of all nodes.
+const STRETCH: usize = 1 << 15;
 
 /// What a node leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +68,8 @@ impl Tree {
             of_nodes.push(children.iter().map(of).sum());
         }
         // The bits of a node end with a byte: four bits more.
-        let blocks = counts.iter().sum::<u64>().div_ceil(BLOCK as u64);
-        bits(of_nodes.iter().sum::<u64>() + 4 * blocks * self.nodes.len() as u64)
+        let stretches = counts.iter().sum::<u64>().div_ceil(STRETCH as u64);
+        bits(of_nodes.iter().sum::<u64>() + 4 * stretches * self.nodes.len() as u64)
     }
 
     /// Returns the rank of each symbol, which is the number of symbols to its left, and the first rank below
@@ -113,7 +113,7 @@ fn lightest(
     made.map(|weight| (weight, Link::Node((*oldest - 1) as u8)))
 }
 
-/// The lists of nodes of a block: those of a node and of its children are in different ones, at the same
+/// The lists of nodes of a stretch: those of a node and of its children are in different ones, at the same
 /// place.
 #[derive(Default)]
 struct Lists([Vec<u8>; 2]);
@@ -134,7 +134,7 @@ impl Lists {
 #[derive(Default)]
 pub(super) struct Memory {
     lists: Lists,
-    /// The blocks of a segment.
+    /// The planes of a segment.
     bytes: Vec<u8>,
 }
 
@@ -145,11 +145,11 @@ pub(super) fn write(out: &mut Vec<u8>, table: &Table, symbols: &[u8], memory: &m
     bytes.clear();
     let (ranks, pivots) = tree.ranks();
     let writer = Writer { nodes: &tree.nodes, pivots: &pivots, form: arch::widest() };
-    for block in symbols.chunks(BLOCK) {
+    for stretch in symbols.chunks(STRETCH) {
         if let Link::Node(root) = tree.root {
-            let [here, other] = lists.room(block.len());
-            nodes::map(writer.form, &ranks, block, here);
-            writer.node(root, block.len(), here, other, bytes);
+            let [here, other] = lists.room(stretch.len());
+            nodes::map(writer.form, &ranks, stretch, here);
+            writer.node(root, stretch.len(), here, other, bytes);
         }
     }
     put_varint(out, bytes.len() as u64);
@@ -192,11 +192,11 @@ impl Writer<'_> {
 pub(super) struct Segment<'a> {
     tree: Tree,
     bytes: Cursor<'a>,
-    /// Number of symbols in blocks that were not begun.
+    /// Number of symbols in stretches that were not begun.
     left: u64,
     lists: Lists,
-    /// A block, and the number of its symbols that were read.
-    block: Vec<u8>,
+    /// The symbols of a stretch, and the number of those that were read.
+    ahead: Vec<u8>,
     read: usize,
 }
 
@@ -204,36 +204,36 @@ impl<'a> Segment<'a> {
     /// Reads what follows the table of a segment of `n` symbols.
     pub(super) fn read(cursor: &mut Cursor<'a>, table: &Table, n: u64) -> Result<Self> {
         let (tree, bytes) = (Tree::new(table), take(cursor)?);
-        Ok(Self { tree, bytes, left: n, lists: Lists::default(), block: Vec::new(), read: 0 })
+        Ok(Self { tree, bytes, left: n, lists: Lists::default(), ahead: Vec::new(), read: 0 })
     }
 
     /// Decodes the next symbols.
     pub(super) fn fill(&mut self, mut out: &mut [u8]) -> Result<()> {
         while !out.is_empty() {
-            if self.read < self.block.len() {
-                let (part, later) = out.split_at_mut(out.len().min(self.block.len() - self.read));
-                part.copy_from_slice(&self.block[self.read..self.read + part.len()]);
+            if self.read < self.ahead.len() {
+                let (part, later) = out.split_at_mut(out.len().min(self.ahead.len() - self.read));
+                part.copy_from_slice(&self.ahead[self.read..self.read + part.len()]);
                 self.read += part.len();
                 out = later;
                 continue;
             }
-            let len = in_memory(self.left.min(BLOCK as u64));
+            let len = in_memory(self.left.min(STRETCH as u64));
             self.left -= len as u64;
             if out.len() >= len {
-                let (block, later) = out.split_at_mut(len);
-                self.decode(block)?;
+                let (here, later) = out.split_at_mut(len);
+                self.decode(here)?;
                 out = later;
             } else {
-                let mut block = std::mem::take(&mut self.block);
-                block.resize(len, 0);
-                self.decode(&mut block)?;
-                (self.block, self.read) = (block, 0);
+                let mut ahead = std::mem::take(&mut self.ahead);
+                ahead.resize(len, 0);
+                self.decode(&mut ahead)?;
+                (self.ahead, self.read) = (ahead, 0);
             }
         }
         Ok(())
     }
 
-    /// Decodes a block.
+    /// Decodes a stretch.
     fn decode(&mut self, out: &mut [u8]) -> Result<()> {
         let [here, other] = self.lists.room(out.len());
         let mut reader = Reader { nodes: &self.tree.nodes, bytes: &mut self.bytes, form: arch::widest() };
@@ -256,7 +256,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Takes the blocks of a segment.
+/// Takes the planes of a segment.
 pub(super) fn take<'a>(cursor: &mut Cursor<'a>) -> Result<Cursor<'a>> {
     let len = cursor.varint()?;
     cursor.sub(len, "tree")
@@ -325,7 +325,7 @@ mod tests {
         let table = Table::from_counts(&count(symbols)).unwrap();
         let mut out = Vec::new();
         write(&mut out, &table, symbols, &mut Default::default());
-        for step in [1, 32, 4096, BLOCK, symbols.len()] {
+        for step in [1, 32, 4096, STRETCH, symbols.len()] {
             let mut cursor = Cursor::new(&out, 0, "tree");
             let mut segment = Segment::read(&mut cursor, &table, symbols.len() as u64).unwrap();
             let mut back = vec![0; symbols.len()];
@@ -340,7 +340,8 @@ mod tests {
     #[test]
     fn trees_bring_symbols_back() {
         let noise: Vec<u8> = (0..5000).map(|i| random::word(2, 0, i) as u8).collect();
-        for symbols in [&[7][..], &[7; 100], &[0, 255], &noise, &halving(3), &halving(2 * BLOCK as u64 + 77)]
+        for symbols in
+            [&[7][..], &[7; 100], &[0, 255], &noise, &halving(3), &halving(2 * STRETCH as u64 + 77)]
         {
             round_trip(symbols);
         }
@@ -348,7 +349,7 @@ mod tests {
 
     #[test]
     fn the_cost_is_that_of_the_bytes() {
-        let symbols = halving(3 * BLOCK as u64);
+        let symbols = halving(3 * STRETCH as u64);
         let (out, table) = round_trip(&symbols);
         let cost = in_memory(Tree::new(&table).cost(&count(&symbols)) / bits(8));
         assert!(out.len().abs_diff(cost) < 64, "{} {cost}", out.len());
@@ -370,26 +371,26 @@ mod tests {
 
     /// TRE-1, and no wrong bit gives the same symbols.
     #[test]
-    fn wrong_blocks_are_refused() {
+    fn wrong_planes_are_refused() {
         let symbols = halving(1000);
         let (out, table) = round_trip(&symbols);
-        let blocks = take(&mut Cursor::new(&out, 0, "tree")).unwrap().take_rest();
-        let read = |blocks: &[u8]| {
+        let planes = take(&mut Cursor::new(&out, 0, "tree")).unwrap().take_rest();
+        let read = |planes: &[u8]| {
             let mut bytes = Vec::new();
-            put_varint(&mut bytes, blocks.len() as u64);
-            bytes.extend_from_slice(blocks);
+            put_varint(&mut bytes, planes.len() as u64);
+            bytes.extend_from_slice(planes);
             let mut segment = Segment::read(&mut Cursor::new(&bytes, 0, "tree"), &table, 1000)?;
             let mut back = vec![0; 1000];
             segment.fill(&mut back)?;
             segment.finish().map(|()| back)
         };
-        assert_eq!(read(blocks).unwrap(), symbols);
-        for len in 0..blocks.len() {
-            assert_eq!(read(&blocks[..len]).unwrap_err().name(), "bad_code", "{len}");
+        assert_eq!(read(planes).unwrap(), symbols);
+        for len in 0..planes.len() {
+            assert_eq!(read(&planes[..len]).unwrap_err().name(), "bad_code", "{len}");
         }
-        assert_eq!(read(&[blocks, &[0]].concat()).unwrap_err().name(), "bad_code");
-        for bit in 0..8 * blocks.len() {
-            let mut wrong = blocks.to_vec();
+        assert_eq!(read(&[planes, &[0]].concat()).unwrap_err().name(), "bad_code");
+        for bit in 0..8 * planes.len() {
+            let mut wrong = planes.to_vec();
             wrong[bit / 8] ^= 1 << (bit % 8);
             assert!(read(&wrong).map_or(true, |back| back != symbols), "{bit}");
         }

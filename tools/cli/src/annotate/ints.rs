@@ -242,12 +242,12 @@ fn lanes_of_tokens(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>>
 /// Notes a segment whose symbols are in trees.
 fn trees(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
     let table = some_table(w, code.tables)?;
-    let len = w.varint("len", |_| "bytes of the blocks")?;
-    let blocks = w.payload(len, "blocks", format_args!("{} blocks of trees", n.div_ceil(1 << 15)))?;
+    let len = w.varint("len", |_| "bytes of the planes")?;
+    let planes = w.payload(len, "planes", format_args!("bits of the nodes of a tree, for {n} symbols"))?;
     if !code.kept {
         return Ok(Vec::new());
     }
-    let (root, mut rest, mut symbols) = (Node::root(&table), blocks, Vec::new());
+    let (root, mut rest, mut symbols) = (Node::root(&table), planes, Vec::new());
     let mut left = n;
     while left > 0 {
         let count = left.min(1 << 15) as usize;

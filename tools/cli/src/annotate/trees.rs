@@ -31,16 +31,16 @@ impl Node {
     }
 
     /// Returns the next symbols that pass this node.
-    pub(super) fn symbols(&self, count: usize, blocks: &mut &[u8]) -> Result<Vec<u8>> {
+    pub(super) fn symbols(&self, count: usize, planes: &mut &[u8]) -> Result<Vec<u8>> {
         let [left, right] = match self {
             Self::Leaf(symbol) => return Ok(vec![*symbol; count]),
             Self::Inner(children) => &**children,
         };
-        let plane = blocks.split_off(..count.div_ceil(8)).ok_or(Stop("bits of a tree are missing".into()))?;
+        let plane = planes.split_off(..count.div_ceil(8)).ok_or(Stop("bits of a tree are missing".into()))?;
         let bits: Vec<bool> = (0..count).map(|i| plane[i / 8] >> (i % 8) & 1 == 1).collect();
         let ones = bits.iter().filter(|one| **one).count();
-        let mut left = left.symbols(count - ones, blocks)?.into_iter();
-        let mut right = right.symbols(ones, blocks)?.into_iter();
+        let mut left = left.symbols(count - ones, planes)?.into_iter();
+        let mut right = right.symbols(ones, planes)?.into_iter();
         Ok(bits.into_iter().filter_map(|one| if one { right.next() } else { left.next() }).collect())
     }
 }

@@ -454,8 +454,8 @@ impl Node {
 }
 
 impl Freqs {
-    /// The blocks of these symbols in trees.
-    pub(crate) fn blocks(&self, symbols: &[u8]) -> Bytes {
+    /// The planes of these symbols in a tree.
+    pub(crate) fn planes(&self, symbols: &[u8]) -> Bytes {
         let leaf =
             |&(s, freq): &(u8, u32)| (freq, usize::from(s), Node { symbols: vec![s], children: vec![] });
         let mut nodes: Vec<_> = self.freqs.iter().map(leaf).collect();
@@ -468,13 +468,13 @@ impl Freqs {
             let symbols = [left.symbols.as_slice(), &right.symbols].concat();
             nodes.push((a + b, number, Node { symbols, children: vec![left, right] }));
         }
-        symbols.chunks(1 << 15).fold(bytes(), |out, block| out.raw(nodes[0].2.planes(block)))
+        symbols.chunks(1 << 15).fold(bytes(), |out, stretch| out.raw(nodes[0].2.planes(stretch)))
     }
 
     /// Returns a tree with its own table.
     pub(crate) fn tree(&self, symbols: &[u8]) -> Bytes {
-        let blocks = self.blocks(symbols);
-        bytes().v(0).raw(self.table()).v(blocks.0.len() as u64).raw(blocks)
+        let planes = self.planes(symbols);
+        bytes().v(0).raw(self.table()).v(planes.0.len() as u64).raw(planes)
     }
 }
 

@@ -387,6 +387,13 @@ fn by_base(area: &mut Area) {
     area.invalid("group-segments-of-joined", "INT-3", "out_of_range", {
         of(classes(), values(bytes().u8(4).u8(2).u8(1).raw(&entropy(&[0x22, 0x42], 0).0[1..])))
     });
+    let trees = by_group(2, &|values| {
+        let symbols: Vec<u8> = values.iter().map(|&v| v as u8).collect();
+        freqs_of(&symbols).tree(&symbols)
+    });
+    area.invalid("group-segments-of-trees", "INT-3", "out_of_range", {
+        of(classes(), values(bytes().u8(5).raw(trees)))
+    });
     area.invalid("group-segments-elsewhere", "INT-3", "out_of_range", {
         dense(
             F32,

@@ -379,11 +379,17 @@ fn trees(area: &mut Area) {
         .notes("a leaf has no bits");
     area.valid("tree-missing-symbols", "TRE-1", symbols(12, of(2, halving.tree(&[44; 12]))))
         .notes("nodes that no symbol passes have no bits");
-    // Two symbols, so that there is one plane for each block.
-    let two = Freqs { freqs: vec![(3, 4032), (5, 64)], rest: 3 };
-    let long: Vec<u8> = (0..(1 << 15) + 77).map(|i| if i % 29 == 0 { 5 } else { 3 }).collect();
-    area.valid("tree-blocks", "TRE-1", symbols(long.len() as u64, of(2, two.tree(&long))))
-        .notes("the second block has 77 symbols");
+    // The planes of both inner nodes of a stretch come before those of the next one.
+    let three = Freqs { freqs: vec![(3, 3968), (5, 64), (9, 64)], rest: 3 };
+    let long: Vec<u8> =
+        (0..(1 << 15) + 77).map(|i| if i % 290 == 0 { 5 + 4 * (i / 290 % 2) as u8 } else { 3 }).collect();
+    area.valid("tree-stretches", "TRE-1", symbols(long.len() as u64, of(2, three.tree(&long))))
+        .notes("the second stretch has 77 symbols");
+    let deep = [1, 1, 1, 3, 4, 7, 11, 18, 30, 48, 80, 128, 208, 352, 576, 896, 1732];
+    let deep = Freqs { freqs: (0..).zip(deep).collect(), rest: 16 };
+    let each: Vec<u8> = (0..17).cycle().take(40).collect();
+    area.valid("tree-of-16-levels", "TRE-1", symbols(40, of(2, deep.tree(&each))))
+        .notes("no table has a deeper tree");
     let rows = entropy(&[1, 2, 3], 0);
     area.valid("tree-referenced", "TRE-1", {
         symbols(12, bytes().u8(5).u8(3).v(4).u8(0).raw(rows.clone()).u8(0).raw(halving.tree(&some[..12])))
@@ -396,8 +402,8 @@ fn trees(area: &mut Area) {
     let many = draw(2500);
     let segments = |parts: Vec<Bytes>| parts.iter().fold(bytes().u8(5).u8(2).u8(10), |out, p| out.text(p));
     let shared = |part: &[u8]| {
-        let blocks = halving.blocks(part);
-        bytes().v(1).v(blocks.0.len() as u64).raw(blocks)
+        let planes = halving.planes(part);
+        bytes().v(1).v(planes.0.len() as u64).raw(planes)
     };
     let own = |part: &[u8]| halving.tree(part);
     area.valid("tree-segments", "INT-1 TRE-1", symbols(2500, segments(many.chunks(1024).map(own).collect())));
@@ -406,17 +412,17 @@ fn trees(area: &mut Area) {
     });
     let with =
         |blocks: &[u8], len: u64| symbols(203, of(2, bytes().v(0).raw(halving.table()).v(len).raw(blocks)));
-    let blocks = halving.blocks(&some).0;
-    let len = blocks.len() as u64;
-    area.invalid("tree-short", "TRE-1", "bad_code", with(&blocks[..blocks.len() - 1], len - 1));
+    let planes = halving.planes(&some).0;
+    let len = planes.len() as u64;
+    area.invalid("tree-short", "TRE-1", "bad_code", with(&planes[..planes.len() - 1], len - 1));
     area.invalid("tree-empty", "TRE-1", "bad_code", with(&[], 0));
-    area.invalid("tree-long", "TRE-1", "bad_code", with(&[blocks.as_slice(), &[0]].concat(), len + 1));
+    area.invalid("tree-long", "TRE-1", "bad_code", with(&[planes.as_slice(), &[0]].concat(), len + 1));
     area.invalid("tree-of-one-long", "TRE-1", "bad_code", {
         symbols(3, of(2, bytes().v(0).raw(freqs_of(&[9]).table()).v(1).u8(0)))
     });
-    area.invalid("tree-len-beyond", "CNV-6 LIM-2", "length_mismatch", with(&blocks, len + 1));
+    area.invalid("tree-len-beyond", "CNV-6 LIM-2", "length_mismatch", with(&planes, len + 1));
     // The root has 203 bits: the last five of its 26 bytes are padding.
-    let mut padded = blocks.clone();
+    let mut padded = planes.clone();
     padded[25] |= 0x80;
     area.invalid("tree-padding", "CNV-1", "nonzero_padding", with(&padded, len));
     for inner in [0, 1, 4, 5, 255] {
@@ -429,6 +435,15 @@ fn trees(area: &mut Area) {
     });
     area.invalid("tree-one-segment-of-many", "INT-1", "not_canonical", {
         symbols(1024, segments(vec![own(&many[..1024])]))
+    });
+    area.invalid("tree-shorter-than-its-segment", "CNV-6", "length_mismatch", {
+        let with_rest = |part: &[u8]| own(part).u8(0);
+        symbols(2500, segments(many.chunks(1024).map(with_rest).collect()))
+    });
+    area.invalid("tree-beyond-its-segment", "CNV-6 LIM-2", "length_mismatch", {
+        let planes = halving.planes(&many[..1024]).0;
+        let longer = bytes().v(0).raw(halving.table()).v(planes.len() as u64 + 1).raw(planes);
+        symbols(2500, segments([longer].into_iter().chain(many[1024..].chunks(1024).map(own)).collect()))
     });
     area.invalid("tree-shared-table-missing", "INT-2", "unknown_reference", {
         symbols(2, of(2, shared(&many[..2])))
