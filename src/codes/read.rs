@@ -439,7 +439,7 @@ impl<'a> SymbolReader<'a> {
             }
         }
         // The maximum has vector instructions; the search for the first symbol has none.
-        let largest = out.iter().fold(0, |largest, &s| s.max(largest));
+        let largest = if self.max < u8::MAX { out.iter().fold(0, |largest, &s| s.max(largest)) } else { 0 };
         if largest <= self.max {
             return Ok(());
         }

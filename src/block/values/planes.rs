@@ -96,19 +96,23 @@ impl Planes {
         let offset = cursor.offset();
         let Sizes { plane_len, .. } = Sizes::new(space, offset)?;
         let layout = Layout::of(space.dtype);
+        let step = in_memory(plane_len.min(STEP as u64));
         let mut planes = Vec::with_capacity(layout.size);
         for _ in 0..layout.size {
             planes.push(match take_plain(cursor, plane_len)? {
                 Some(symbols) => Plane::Plain(symbols),
-                None => Plane::Coded(Box::new(SymbolReader::new(cursor, decoder, plane_len, 255)?)),
+                None => {
+                    let reader = SymbolReader::new(cursor, decoder, plane_len, 255)?;
+                    Plane::Coded { reader: Box::new(reader), symbols: vec![0; step] }
+                }
             });
         }
-        let (mut scratch, form) = (vec![[0; PIECE]; layout.size], arch::widest());
-        for out in out.chunks_mut(PIECE * layout.size) {
+        let form = arch::widest();
+        for out in out.chunks_mut(STEP * layout.size) {
             let len = out.len() / layout.size;
             let mut pieces = [[].as_slice(); MAX_PLANES];
-            for ((piece, plane), scratch) in pieces.iter_mut().zip(&mut planes).zip(&mut scratch) {
-                *piece = plane.next(&mut scratch[..len])?;
+            for (piece, plane) in pieces.iter_mut().zip(&mut planes) {
+                *piece = plane.next(len)?;
             }
             join(form, layout, &pieces[..layout.size], out);
         }
@@ -119,25 +123,33 @@ impl Planes {
     }
 }
 
+/// Symbols of each plane that are decoded before they are joined: those of a stretch of a tree, which are so
+/// not copied.
+const STEP: usize = 8 * PIECE;
+
 /// A plane that is read.
 enum Plane<'a> {
     /// The symbols that are left.
     Plain(&'a [u8]),
-    Coded(Box<SymbolReader<'a>>),
+    Coded {
+        reader: Box<SymbolReader<'a>>,
+        /// Room for some of the symbols.
+        symbols: Vec<u8>,
+    },
 }
 
 impl Plane<'_> {
-    /// Returns the next symbols; those that have a code are decoded into `scratch`.
-    fn next<'s>(&'s mut self, scratch: &'s mut [u8]) -> Result<&'s [u8]> {
+    /// Returns the next `len` symbols, at most [`STEP`].
+    fn next(&mut self, len: usize) -> Result<&[u8]> {
         match self {
             Self::Plain(symbols) => {
-                let (here, rest) = symbols.split_at(scratch.len());
+                let (here, rest) = symbols.split_at(len);
                 *symbols = rest;
                 Ok(here)
             }
-            Self::Coded(reader) => {
-                reader.fill(scratch)?;
-                Ok(scratch)
+            Self::Coded { reader, symbols } => {
+                reader.fill(&mut symbols[..len])?;
+                Ok(&symbols[..len])
             }
         }
     }
