@@ -41,12 +41,11 @@ pub(crate) fn merge(form: Form, bits: &[u8], left: Child<'_>, right: Child<'_>, 
     merge_rest(bits, left, right, out, done);
 }
 
-/// How far a node is merged: the numbers of its symbols, and of those of its lists.
+/// How far a node is merged: the number of its symbols, and of those of them that are the right child's.
 #[derive(Default)]
 struct Merged {
-    out: usize,
-    left: usize,
-    right: usize,
+    len: usize,
+    ones: usize,
 }
 
 fn merge_rest(bits: &[u8], left: Child<'_>, right: Child<'_>, out: &mut [u8], done: Merged) {
@@ -58,8 +57,9 @@ fn merge_rest(bits: &[u8], left: Child<'_>, right: Child<'_>, out: &mut [u8], do
         }
     }
     let ((left, left_step), (right, right_step)) = (of(&left), of(&right));
-    let Merged { out: start, left: mut l, right: mut r } = done;
-    for (i, out) in out.iter_mut().enumerate().skip(start) {
+    let Merged { len, ones } = done;
+    let (mut l, mut r) = ((len - ones) * left_step, ones * right_step);
+    for (i, out) in out.iter_mut().enumerate().skip(len) {
         let bit = bit(bits, i);
         *out = if bit { right[r] } else { left[l] };
         (l, r) = (l + usize::from(!bit) * left_step, r + usize::from(bit) * right_step);
@@ -204,8 +204,7 @@ mod x86 {
         }
     }
 
-    /// Calls the function of the module with the symbols of each child and whether it is a list; the symbols
-    /// of a leaf are a row.
+    /// Calls a function of this module for which of the children are lists; the symbols of a leaf are a row.
     macro_rules! with_children {
         ($f:ident, $bits:expr, $left:expr, $right:expr, $out:expr) => {
             match ($left, $right) {
@@ -223,6 +222,31 @@ mod x86 {
         };
     }
 
+    /// Calls `merge` with the bits of each row, the next symbols of both children, and the place of the row,
+    /// until a list has no whole row left.
+    #[inline(always)]
+    fn each_row<const LEFT: bool, const RIGHT: bool>(
+        bits: &[u8],
+        left: &[u8],
+        right: &[u8],
+        out: &mut [u8],
+        merge: impl Fn(u64, &[u8; ROW], &[u8; ROW], &mut [u8]),
+    ) -> Merged {
+        let mut done = Merged::default();
+        for (bits, out) in bits.chunks(ROW / 8).zip(out.chunks_mut(ROW)) {
+            let l = if LEFT { done.len - done.ones } else { 0 };
+            let r = if RIGHT { done.ones } else { 0 };
+            let (Some(lefts), Some(rights)) = (left[l..].first_chunk(), right[r..].first_chunk()) else {
+                break;
+            };
+            let ones = word(bits);
+            merge(ones, lefts, rights, out);
+            done.len += out.len();
+            done.ones += ones.count_ones() as usize;
+        }
+        done
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,bmi2,popcnt")]
     pub(super) fn merge_avx512(bits: &[u8], left: Child<'_>, right: Child<'_>, out: &mut [u8]) -> Merged {
         with_children!(merge_rows_avx512, bits, left, right, out)
@@ -236,30 +260,17 @@ mod x86 {
         right: &[u8],
         out: &mut [u8],
     ) -> Merged {
-        let mut done = Merged::default();
-        for (bits, out) in bits.chunks(ROW / 8).zip(out.chunks_mut(ROW)) {
-            let (Some(lefts), Some(rights)) =
-                (left[done.left..].first_chunk::<ROW>(), right[done.right..].first_chunk::<ROW>())
-            else {
-                break;
-            };
+        each_row::<LEFT, RIGHT>(bits, left, right, out, |ones, left, right, out| {
             // SAFETY: the references cover the 64 bytes that are read.
-            let [lefts, rights] =
-                [lefts, rights].map(|row| unsafe { _mm512_loadu_epi8(row.as_ptr().cast()) });
-            let ones = word(bits);
+            let [left, right] = [left, right].map(|row| unsafe { _mm512_loadu_epi8(row.as_ptr().cast()) });
             let symbols = match (LEFT, RIGHT) {
-                (true, true) => _mm512_mask_expand_epi8(_mm512_maskz_expand_epi8(!ones, lefts), ones, rights),
-                (true, false) => _mm512_mask_expand_epi8(rights, !ones, lefts),
-                (false, true) => _mm512_mask_expand_epi8(lefts, ones, rights),
-                (false, false) => _mm512_mask_blend_epi8(ones, lefts, rights),
+                (true, true) => _mm512_mask_expand_epi8(_mm512_maskz_expand_epi8(!ones, left), ones, right),
+                (true, false) => _mm512_mask_expand_epi8(right, !ones, left),
+                (false, true) => _mm512_mask_expand_epi8(left, ones, right),
+                (false, false) => _mm512_mask_blend_epi8(ones, left, right),
             };
             store(out, symbols);
-            let right = ones.count_ones() as usize;
-            done.out += out.len();
-            done.right += usize::from(RIGHT) * right;
-            done.left += usize::from(LEFT) * (out.len() - right);
-        }
-        done
+        })
     }
 
     #[target_feature(enable = "avx2,bmi2,popcnt")]
@@ -275,33 +286,23 @@ mod x86 {
         right: &[u8],
         out: &mut [u8],
     ) -> Merged {
-        let mut done = Merged::default();
-        for (bits, out) in bits.chunks(ROW / 8).zip(out.chunks_mut(ROW)) {
-            let (Some(lefts), Some(rights)) =
-                (left[done.left..].first_chunk::<ROW>(), right[done.right..].first_chunk::<ROW>())
-            else {
-                break;
-            };
-            let (len, ones) = (out.len(), word(bits));
-            let mut last = [0; ROW];
-            let (row, is_whole) = match out.first_chunk_mut::<ROW>() {
-                Some(row) => (row, true),
-                None => (&mut last, false),
-            };
-            if LEFT || RIGHT {
-                merge_row::<LEFT, RIGHT>(ones, lefts, rights, row);
-            } else {
-                choose_row(ones, lefts[0], rights[0], row);
+        each_row::<LEFT, RIGHT>(bits, left, right, out, |ones, left, right, out| match LEFT || RIGHT {
+            true => in_row(out, |row| merge_row::<LEFT, RIGHT>(ones, left, right, row)),
+            false => in_row(out, |row| choose_row(ones, left[0], right[0], row)),
+        })
+    }
+
+    /// Calls `f` with a row, and keeps as much of it as `out` has room for.
+    #[inline(always)]
+    fn in_row(out: &mut [u8], f: impl Fn(&mut [u8; ROW])) {
+        match out.first_chunk_mut() {
+            Some(row) => f(row),
+            None => {
+                let mut row = [0; ROW];
+                f(&mut row);
+                out.copy_from_slice(&row[..out.len()]);
             }
-            if !is_whole {
-                out.copy_from_slice(&last[..len]);
-            }
-            let right = ones.count_ones() as usize;
-            done.out += len;
-            done.right += usize::from(RIGHT) * right;
-            done.left += usize::from(LEFT) * (len - right);
         }
-        done
     }
 
     #[inline]
@@ -395,14 +396,7 @@ mod x86 {
         for (row, bits) in rows.iter().zip(bits.chunks(ROW / 8)) {
             let taken = word(bits) ^ flip;
             let len = (taken.count_ones() as usize).min(rest.len());
-            match rest.first_chunk_mut::<ROW>() {
-                Some(room) => take_row(taken, row, room),
-                None => {
-                    let mut room = [0; ROW];
-                    take_row(taken, row, &mut room);
-                    rest[..len].copy_from_slice(&room[..len]);
-                }
-            }
+            in_row(rest, |room| take_row(taken, row, room));
             rest = &mut rest[len..];
         }
         take_plainly(&bits[rows.len() * (ROW / 8)..], wanted, last, rest);

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use super::ints::{BY_GROUP, Coder, MORE_LANES, Segments};
+use super::ints::{BY_GROUP, Coder, MORE_LANES, SegmentKind};
 use super::{Counts, Effort, count_symbols, tokens};
 use crate::arch::threads::each;
 use crate::limits::in_memory;
@@ -22,7 +22,8 @@ pub(crate) struct Cut {
     pub(super) fine: Vec<[u32; 256]>,
     /// Lengths of the groups that have a segment each.
     pub(super) groups: Vec<usize>,
-    pub(super) segments: Segments,
+    /// The kind of all segments.
+    pub(super) kind: SegmentKind,
 }
 
 /// Binary logarithm of the smallest segment that is considered.
@@ -112,7 +113,7 @@ impl Cut {
 
     /// Divides `len` symbols with these counts.
     pub(super) fn of(coder: &Coder<'_>, fine: Vec<[u32; 256]>, len: usize) -> Self {
-        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new(), segments: Segments::Lanes };
+        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new(), kind: SegmentKind::Rans };
         if len == 0 {
             return cut;
         }
@@ -175,7 +176,7 @@ impl Cut {
         let cost = costs.fold(0, Cost::saturating_add);
         match groups.is_empty() || cost >= whole.cost {
             true => whole,
-            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups, segments: Segments::Lanes },
+            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups, kind: SegmentKind::Rans },
         }
     }
 
@@ -190,7 +191,7 @@ impl Cut {
             cost.saturating_add(coder.tree_cost(&sum(counts)) + bits(24))
         });
         if cost <= self.cost.saturating_add(more) {
-            (self.segments, self.cost) = (Segments::Trees, cost);
+            (self.kind, self.cost) = (SegmentKind::Tree, cost);
         }
     }
 

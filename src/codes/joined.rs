@@ -1,7 +1,7 @@
 //! Integers of few bits, joined to symbols (spec, section 7.1): the coder takes about as long for a symbol of
 //! two, four or eight integers as for one.
 
-use super::ints::{Coder, Segments};
+use super::ints::{Coder, SegmentKind};
 use super::read::EntropyReader;
 use super::{PIECE, Profile, cut::Cost, cut::Cut, cut::Tally};
 use crate::bits::{Cursor, put_packed, unpack};
@@ -77,7 +77,7 @@ impl<'a> JoinedReader<'a> {
     pub(super) fn new<'c: 'a>(cursor: &mut Cursor<'c>, tables: &'a [super::Table], n: u64) -> Result<Self> {
         let per = read_per(cursor)?;
         let offset = cursor.offset();
-        let symbols = EntropyReader::new(cursor, Segments::Lanes, tables, n.div_ceil(per.into()))?;
+        let symbols = EntropyReader::new(cursor, SegmentKind::Rans, tables, n.div_ceil(per.into()))?;
         Ok(Self { per: per.into(), symbols, offset })
     }
 

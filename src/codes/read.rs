@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::arch::{pages, threads};
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
-use crate::codes::ints::{BY_GROUP, JOINED, PACKED, REFERENCED, SYMBOLS, Segments, TOKENS, TREE};
+use crate::codes::ints::{BY_GROUP, JOINED, PACKED, REFERENCED, SYMBOLS, SegmentKind, TOKENS, TREE};
 use crate::codes::joined::{JoinedReader, read_per};
 use crate::codes::rans;
 use crate::codes::reference::References;
@@ -30,7 +30,7 @@ const AHEAD: usize = 4 << 20;
 pub(super) struct EntropyReader<'a> {
     /// The segments that were not begun.
     rest: Cursor<'a>,
-    segments: Segments,
+    kind: SegmentKind,
     tables: &'a [Table],
     /// Number of symbols of a segment, except the last.
     segment_len: u64,
@@ -47,7 +47,7 @@ impl<'a> EntropyReader<'a> {
     /// Begins `entropy(N)`, and moves the cursor to its end.
     pub(super) fn new<'c: 'a>(
         cursor: &mut Cursor<'c>,
-        segments: Segments,
+        kind: SegmentKind,
         tables: &'a [Table],
         n: u64,
     ) -> Result<Self> {
@@ -55,7 +55,7 @@ impl<'a> EntropyReader<'a> {
         let log = cursor.u8()?;
         let of = |rest, segment_len, left| Self {
             rest,
-            segments,
+            kind,
             tables,
             segment_len,
             left,
@@ -66,7 +66,7 @@ impl<'a> EntropyReader<'a> {
         let rest = cursor.clone();
         match log {
             0 => {
-                let current = Some((Segment::read(cursor, segments, tables, n)?, n));
+                let current = Some((Segment::read(cursor, kind, tables, n)?, n));
                 Ok(Self { current, ..of(rest, n, 0) })
             }
             10..=24 => {
@@ -118,14 +118,14 @@ impl<'a> EntropyReader<'a> {
         if self.read < self.ahead.len() {
             return Ok(true);
         }
-        let several = self.segments == Segments::Lanes && self.left > self.segment_len;
+        let several = self.kind == SegmentKind::Rans && self.left > self.segment_len;
         if !several || self.segment_len > (AHEAD / SIDE_BY_SIDE) as u64 {
             return Ok(false);
         }
         let mut segments = Vec::with_capacity(SIDE_BY_SIDE);
         let mut symbols = 0;
         while segments.len() < SIDE_BY_SIDE && self.left > 0 {
-            let (Segment::Lanes(segment), len) = self.next_segment()? else { break };
+            let (Segment::Rans(segment), len) = self.next_segment()? else { break };
             segments.push(*segment);
             symbols += in_memory(len);
         }
@@ -142,7 +142,7 @@ impl<'a> EntropyReader<'a> {
         self.left -= symbols;
         let len = self.rest.varint()?;
         let mut cursor = self.rest.sub(len, "segment")?;
-        let segment = Segment::read(&mut cursor, self.segments, self.tables, symbols)?;
+        let segment = Segment::read(&mut cursor, self.kind, self.tables, symbols)?;
         cursor.finish()?;
         Ok((segment, symbols))
     }
@@ -150,18 +150,18 @@ impl<'a> EntropyReader<'a> {
 
 /// A segment that is decoded piece by piece.
 enum Segment<'a> {
-    Lanes(Box<rans::Segment<'a>>),
-    Trees(tree::Segment<'a>),
+    Rans(Box<rans::Segment<'a>>),
+    Tree(tree::Segment<'a>),
 }
 
 impl<'a> Segment<'a> {
     /// Reads the table of a segment of `n` symbols, and what follows it.
-    fn read(cursor: &mut Cursor<'a>, segments: Segments, tables: &[Table], n: u64) -> Result<Self> {
-        Ok(match segments {
-            Segments::Lanes => Self::Lanes(Box::new(read_lanes(cursor, tables)?)),
-            Segments::Trees => {
+    fn read(cursor: &mut Cursor<'a>, kind: SegmentKind, tables: &[Table], n: u64) -> Result<Self> {
+        Ok(match kind {
+            SegmentKind::Rans => Self::Rans(Box::new(read_rans(cursor, tables)?)),
+            SegmentKind::Tree => {
                 let table = read_table(cursor, tables)?;
-                Self::Trees(tree::Segment::read(cursor, &table, n)?)
+                Self::Tree(tree::Segment::read(cursor, &table, n)?)
             }
         })
     }
@@ -169,8 +169,8 @@ impl<'a> Segment<'a> {
     /// Decodes the next symbols: a multiple of 32, or the last ones of the segment.
     fn fill(&mut self, out: &mut [u8]) -> Result<()> {
         match self {
-            Self::Lanes(segment) => segment.fill(out),
-            Self::Trees(segment) => return segment.fill(out),
+            Self::Rans(segment) => segment.fill(out),
+            Self::Tree(segment) => return segment.fill(out),
         }
         Ok(())
     }
@@ -178,13 +178,13 @@ impl<'a> Segment<'a> {
     /// Checks that the segment ends after the symbols decoded so far.
     fn finish(self) -> Result<()> {
         match self {
-            Self::Lanes(segment) => segment.finish(),
-            Self::Trees(segment) => segment.finish(),
+            Self::Rans(segment) => segment.finish(),
+            Self::Tree(segment) => segment.finish(),
         }
     }
 }
 
-fn read_lanes<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<rans::Segment<'a>> {
+fn read_rans<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<rans::Segment<'a>> {
     let slots = rans::slots(read_table(cursor, tables)?.as_ref());
     rans::Segment::read(cursor, slots)
 }
@@ -215,7 +215,7 @@ fn read_entropy<'c, T: Send>(
 ) -> Result<()> {
     let offset = cursor.offset();
     let one = |cursor: &mut Cursor<'c>, symbols: &mut [u8], items: &mut [T]| {
-        let mut segment = read_lanes(cursor, tables)?;
+        let mut segment = read_rans(cursor, tables)?;
         segment.fill(symbols);
         segment.finish()?;
         items_of(cursor, symbols, items)
@@ -248,7 +248,7 @@ fn read_entropy<'c, T: Send>(
                 let read = threads::each(batch.chunks_mut(SIDE_BY_SIDE), |several| {
                     let mut segments = several
                         .iter_mut()
-                        .map(|(cursor, ..)| read_lanes(cursor, tables))
+                        .map(|(cursor, ..)| read_rans(cursor, tables))
                         .collect::<Result<Vec<_>>>()?;
                     let mut outs: Vec<&mut [u8]> =
                         several.iter_mut().map(|(_, symbols, _)| &mut **symbols).collect();
@@ -452,21 +452,16 @@ impl<'a> Source<'a> {
     fn new<'c: 'a>(cursor: &mut Cursor<'c>, decoder: &Decoder<'a>, n: u64, max: u8) -> Result<Self> {
         let offset = cursor.offset();
         let mut ahead = cursor.clone();
-        match ahead.u8()? {
+        let (kind, coding) = read_coding(&mut ahead)?;
+        match coding {
             SYMBOLS => {
                 *cursor = ahead;
-                Self::symbols(cursor, Segments::Lanes, decoder, n)
+                Ok(Self::Symbols(EntropyReader::new(cursor, kind, decoder.tables, n)?))
             }
             REFERENCED => {
                 *cursor = ahead;
-                Self::referenced(cursor, Segments::Lanes, decoder, n)
-            }
-            TREE => {
-                *cursor = ahead;
-                match read_inner(cursor)? {
-                    Inner::Symbols => Self::symbols(cursor, Segments::Trees, decoder, n),
-                    Inner::Referenced => Self::referenced(cursor, Segments::Trees, decoder, n),
-                }
+                let references = read_references(cursor, decoder, n)?;
+                Ok(Self::Referenced(references, EntropyReader::new(cursor, kind, decoder.tables, n)?))
             }
             JOINED => {
                 *cursor = ahead;
@@ -486,40 +481,14 @@ impl<'a> Source<'a> {
             other => Err(Error::unsupported("coding", other.into(), offset)),
         }
     }
-
-    fn symbols<'c: 'a>(
-        cursor: &mut Cursor<'c>,
-        segments: Segments,
-        decoder: &Decoder<'a>,
-        n: u64,
-    ) -> Result<Self> {
-        Ok(Self::Symbols(EntropyReader::new(cursor, segments, decoder.tables, n)?))
-    }
-
-    fn referenced<'c: 'a>(
-        cursor: &mut Cursor<'c>,
-        segments: Segments,
-        decoder: &Decoder<'a>,
-        n: u64,
-    ) -> Result<Self> {
-        let references = read_references(cursor, decoder, n)?;
-        Ok(Self::Referenced(references, EntropyReader::new(cursor, segments, decoder.tables, n)?))
-    }
 }
 
-/// What the segments of trees belong to.
-enum Inner {
-    Symbols,
-    Referenced,
-}
-
-/// Reads the coding that has trees for segments.
-fn read_inner(cursor: &mut Cursor<'_>) -> Result<Inner> {
-    let offset = cursor.offset();
+/// Reads the coding of integers, that inside if it is [`TREE`], and returns it with the kind of the segments
+/// of all integers.
+fn read_coding(cursor: &mut Cursor<'_>) -> Result<(SegmentKind, u8)> {
     match cursor.u8()? {
-        SYMBOLS => Ok(Inner::Symbols),
-        REFERENCED => Ok(Inner::Referenced),
-        other => Err(Error::out_of_range("coding of trees", other.into(), offset)),
+        TREE => Ok((SegmentKind::Tree, cursor.u8_in("inner", SYMBOLS, REFERENCED)?)),
+        coding => Ok((SegmentKind::Rans, coding)),
     }
 }
 
@@ -553,7 +522,7 @@ fn read_references(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, n: u64) -> Re
     let zero_apart = flags & 0b10 != 0;
     let mut references = |count| {
         let offset = cursor.offset();
-        let mut reader = EntropyReader::new(cursor, Segments::Lanes, decoder.tables, count)?;
+        let mut reader = EntropyReader::new(cursor, SegmentKind::Rans, decoder.tables, count)?;
         let mut references = vec![0; decoder.budget.reserve_items::<u8>(count, offset)?];
         reader.fill(&mut references)?;
         if zero_apart && references.contains(&255) {
@@ -568,14 +537,9 @@ fn read_references(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, n: u64) -> Re
 
 /// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
 /// rest of the cursor is skipped. Tables must be in the segment itself.
-fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool, groups: &[u64]) -> Result<()> {
-    validate_segments(cursor, Segments::Lanes, n, raw, groups)
-}
-
-/// Skips as [`validate_entropy`], with these segments.
-fn validate_segments(
+fn validate_entropy(
     cursor: &mut Cursor<'_>,
-    segments: Segments,
+    kind: SegmentKind,
     n: u64,
     raw: bool,
     groups: &[u64],
@@ -586,10 +550,10 @@ fn validate_segments(
             return Err(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset));
         }
         Table::read(cursor)?;
-        match segments {
-            Segments::Lanes => rans::validate(cursor)?,
-            Segments::Trees => {
-                tree::take(cursor)?;
+        match kind {
+            SegmentKind::Rans => rans::validate(cursor)?,
+            SegmentKind::Tree => {
+                tree::take_planes(cursor)?;
             }
         }
         if raw {
@@ -622,7 +586,7 @@ fn validate_segments(
 
 /// Skips as [`validate_entropy`], over tokens.
 pub(crate) fn validate_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
-    if n == 0 { Ok(()) } else { validate_entropy(cursor, n, true, &[]) }
+    if n == 0 { Ok(()) } else { validate_entropy(cursor, SegmentKind::Rans, n, true, &[]) }
 }
 
 /// Skips `ints(N)` without decoding, as [`validate_entropy`] does.
@@ -649,31 +613,28 @@ pub(crate) fn validate_grouped_ints(cursor: &mut Cursor<'_>, n: u64, groups: &[u
         return Ok(());
     }
     let offset = cursor.offset();
-    match cursor.u8()? {
+    let (kind, coding) = read_coding(cursor)?;
+    // Groups have no trees.
+    let groups = if kind == SegmentKind::Rans { groups } else { &[] };
+    match coding {
         PACKED => take_packed(cursor, n).map(drop),
-        TOKENS => validate_entropy(cursor, n, true, groups),
-        SYMBOLS => validate_entropy(cursor, n, false, groups),
-        REFERENCED => validate_referenced(cursor, Segments::Lanes, n),
-        TREE => match read_inner(cursor)? {
-            Inner::Symbols => validate_segments(cursor, Segments::Trees, n, false, &[]),
-            Inner::Referenced => validate_referenced(cursor, Segments::Trees, n),
-        },
+        TOKENS => validate_entropy(cursor, kind, n, true, groups),
+        SYMBOLS => validate_entropy(cursor, kind, n, false, groups),
+        REFERENCED => {
+            let row_len = cursor.varint_in("row_len", 1, n)?;
+            let flags = cursor.flags("reference flags", 0b11)?;
+            validate_entropy(cursor, SegmentKind::Rans, n.div_ceil(row_len), false, &[])?;
+            if flags & 1 != 0 {
+                validate_entropy(cursor, SegmentKind::Rans, row_len, false, &[])?;
+            }
+            validate_entropy(cursor, kind, n, false, &[])
+        }
         JOINED => {
             let per = read_per(cursor)?;
-            validate_entropy(cursor, n.div_ceil(per.into()), false, &[])
+            validate_entropy(cursor, kind, n.div_ceil(per.into()), false, &[])
         }
         other => Err(Error::unsupported("coding", other.into(), offset)),
     }
-}
-
-fn validate_referenced(cursor: &mut Cursor<'_>, segments: Segments, n: u64) -> Result<()> {
-    let row_len = cursor.varint_in("row_len", 1, n)?;
-    let flags = cursor.flags("reference flags", 0b11)?;
-    validate_entropy(cursor, n.div_ceil(row_len), false, &[])?;
-    if flags & 1 != 0 {
-        validate_entropy(cursor, row_len, false, &[])?;
-    }
-    validate_segments(cursor, segments, n, false, &[])
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::limits::in_memory;
 /// Symbols of a stretch, which has the bits of all nodes.
 const STRETCH: usize = 1 << 15;
 
-/// What a node leads to.
+/// A child of a node, or the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
     /// A symbol.
@@ -203,7 +203,7 @@ pub(super) struct Segment<'a> {
 impl<'a> Segment<'a> {
     /// Reads what follows the table of a segment of `n` symbols.
     pub(super) fn read(cursor: &mut Cursor<'a>, table: &Table, n: u64) -> Result<Self> {
-        let (tree, bytes) = (Tree::new(table), take(cursor)?);
+        let (tree, bytes) = (Tree::new(table), take_planes(cursor)?);
         Ok(Self { tree, bytes, left: n, lists: Lists::default(), ahead: Vec::new(), read: 0 })
     }
 
@@ -257,7 +257,7 @@ impl<'a> Segment<'a> {
 }
 
 /// Takes the planes of a segment.
-pub(super) fn take<'a>(cursor: &mut Cursor<'a>) -> Result<Cursor<'a>> {
+pub(super) fn take_planes<'a>(cursor: &mut Cursor<'a>) -> Result<Cursor<'a>> {
     let len = cursor.varint()?;
     cursor.sub(len, "tree")
 }
@@ -374,7 +374,7 @@ mod tests {
     fn wrong_planes_are_refused() {
         let symbols = halving(1000);
         let (out, table) = round_trip(&symbols);
-        let planes = take(&mut Cursor::new(&out, 0, "tree")).unwrap().take_rest();
+        let planes = take_planes(&mut Cursor::new(&out, 0, "tree")).unwrap().take_rest();
         let read = |planes: &[u8]| {
             let mut bytes = Vec::new();
             put_varint(&mut bytes, planes.len() as u64);

@@ -249,7 +249,7 @@ fn few_symbols_are_decoded_ahead() {
         let parts = vec![segment(&[7], 0); segments as usize + 1];
         let bytes = joined(log, &parts);
         let mut reader =
-            EntropyReader::new(&mut Cursor::new(&bytes, 0, "ints"), Segments::Lanes, &[], n).unwrap();
+            EntropyReader::new(&mut Cursor::new(&bytes, 0, "ints"), SegmentKind::Rans, &[], n).unwrap();
         let mut out = [0; 32];
         reader.fill(&mut out).unwrap();
         assert_eq!(out, [7; 32]);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::trees::Node;
+use super::tree::Node;
 use super::walk::{Result, Stop, Walk};
 
 /// A frequency table.
@@ -91,7 +91,7 @@ pub(crate) fn kept_ints(w: &mut Walk<'_>, tables: &[Table], n: u64, what: &str) 
 
 /// Notes `entropy(N)`.
 pub(crate) fn entropy(w: &mut Walk<'_>, tables: &[Table], n: u64, tokens: bool) -> Result<()> {
-    let segment = if tokens { lanes_of_tokens } else { lanes };
+    let segment = if tokens { rans_of_tokens } else { rans };
     segments(w, Code { tables, groups: &[], kept: false }, n, segment).map(drop)
 }
 
@@ -119,16 +119,16 @@ fn coded(w: &mut Walk<'_>, code: Code<'_>, n: u64, what: &str) -> Result<Vec<u64
                 let mut bits = Bits { plane, at: 0 };
                 (0..if code.kept { n } else { 0 }).map(|_| bits.take(width.into())).collect()
             }
-            1 => segments(w, code, n, lanes_of_tokens),
-            2 => segments(w, code, n, lanes),
-            3 => referenced(w, Code { groups: &[], ..code }, n, lanes),
+            1 => segments(w, code, n, rans_of_tokens),
+            2 => segments(w, code, n, rans),
+            3 => referenced(w, Code { groups: &[], ..code }, n, rans),
             4 => joined(w, Code { groups: &[], ..code }, n),
             5 => {
                 let code = Code { groups: &[], ..code };
                 let inner = |c| if c == 2 { "symbols" } else { "referenced" };
                 match w.u8("inner", inner)? {
-                    2 => segments(w, code, n, trees),
-                    3 => referenced(w, code, n, trees),
+                    2 => segments(w, code, n, tree),
+                    3 => referenced(w, code, n, tree),
                     other => Err(Stop(format!("coding {other} in trees"))),
                 }
             }
@@ -153,8 +153,8 @@ fn referenced(w: &mut Walk<'_>, code: Code<'_>, n: u64, segment: Segment) -> Res
     let mut list = |what: &str, count: u64, segment: Segment| {
         w.under(format_args!("{what}: entropy({count})"), |w| segments(w, code, count, segment))
     };
-    let rows = list("row references", n.div_ceil(row_len), lanes)?;
-    let columns = if flags & 1 != 0 { list("column references", row_len, lanes)? } else { Vec::new() };
+    let rows = list("row references", n.div_ceil(row_len), rans)?;
+    let columns = if flags & 1 != 0 { list("column references", row_len, rans)? } else { Vec::new() };
     let residuals = list("residuals", n, segment)?;
     let at = |list: &[u64], i: u64| usize::try_from(i).ok().and_then(|i| list.get(i)).map_or(0, |&r| r);
     let whole = |(i, s): (u64, u64)| {
@@ -175,7 +175,7 @@ fn joined(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
         return Err(Stop(format!("{per} integers in a symbol")));
     }
     let width = 8 / per;
-    let symbols = segments(w, code, n.div_ceil(per.into()), lanes)?;
+    let symbols = segments(w, code, n.div_ceil(per.into()), rans)?;
     let fields = |symbol: u64| (0..per).map(move |i| symbol >> (width * i) & ((1 << width) - 1));
     let mut all: Vec<u64> = symbols.into_iter().flat_map(fields).collect();
     all.truncate(usize::try_from(n).unwrap_or(usize::MAX));
@@ -231,16 +231,16 @@ fn some_table<'t>(w: &mut Walk<'_>, tables: &'t [Table]) -> Result<Cow<'t, Table
     table.ok_or(Stop(format!("there is no shared table {shared}")))
 }
 
-fn lanes(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
-    segment_of_lanes(w, code, n, false)
+fn rans(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    rans_segment(w, code, n, false)
 }
 
-fn lanes_of_tokens(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
-    segment_of_lanes(w, code, n, true)
+fn rans_of_tokens(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    rans_segment(w, code, n, true)
 }
 
 /// Notes a segment whose symbols are in trees.
-fn trees(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+fn tree(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
     let table = some_table(w, code.tables)?;
     let len = w.varint("len", |_| "bytes of the planes")?;
     let planes = w.payload(len, "planes", format_args!("bits of the nodes of a tree, for {n} symbols"))?;
@@ -257,7 +257,7 @@ fn trees(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
     Ok(symbols)
 }
 
-fn segment_of_lanes(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
+fn rans_segment(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
     let table = &some_table(w, code.tables)?;
     let lanes_log = w.u8("lanes_log", |l| format!("{} lanes", 1u64.checked_shl(l.into()).unwrap_or(0)))?;
     if !matches!(lanes_log, 0 | 2 | 5) {

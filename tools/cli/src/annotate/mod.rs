@@ -4,7 +4,7 @@
 mod block;
 mod classed;
 mod ints;
-mod trees;
+mod tree;
 mod walk;
 
 use crate::inspect::Wanted;

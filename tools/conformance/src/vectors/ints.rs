@@ -411,7 +411,7 @@ fn trees(area: &mut Area) {
         coded(2500, segments(many.chunks(1024).map(shared).collect()), &[halving.table()])
     });
     let with =
-        |blocks: &[u8], len: u64| symbols(203, of(2, bytes().v(0).raw(halving.table()).v(len).raw(blocks)));
+        |planes: &[u8], len: u64| symbols(203, of(2, bytes().v(0).raw(halving.table()).v(len).raw(planes)));
     let planes = halving.planes(&some).0;
     let len = planes.len() as u64;
     area.invalid("tree-short", "TRE-1", "bad_code", with(&planes[..planes.len() - 1], len - 1));
