@@ -22,6 +22,9 @@ pub mod threads {
     pub use crate::arch::pool::{pool, set_threads};
 }
 
+/// Large pages for memory of a program in another language.
+pub use crate::arch::pages::prefer_large_for;
+
 /// Elements as bits and as numbers.
 pub mod element {
     pub use crate::tensor::element::*;

@@ -1,5 +1,7 @@
 //! Large pages behind large buffers.
 
+use std::mem::MaybeUninit;
+
 /// Bytes from which a buffer is large: a few large pages.
 #[cfg(target_os = "linux")]
 const LARGE: usize = 4 << 20;
@@ -11,25 +13,32 @@ const LARGE: usize = 4 << 20;
 /// as everything else that happens to the memory of a large buffer. Linux gives large pages to those that
 /// ask. It may also refuse, which changes nothing but the speed.
 pub(crate) fn prefer_large<T: Copy>(buffer: &mut Vec<T>) {
+    let (start, room) = (buffer.as_mut_ptr(), buffer.capacity());
+    // SAFETY: a vector's room is memory that it owns, and uninitialised items may be anything.
+    prefer_large_for(unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<T>>(), room) });
+}
+
+/// As [`prefer_large`], for memory of any owner.
+pub fn prefer_large_for<T>(memory: &mut [MaybeUninit<T>]) {
     #[cfg(target_os = "linux")]
     {
-        let bytes = buffer.capacity() * size_of::<T>();
+        let bytes = size_of_val(memory);
         if bytes < LARGE {
             return;
         }
-        let start = buffer.as_mut_ptr().cast::<u8>();
+        let start = memory.as_mut_ptr().cast::<u8>();
         // The advice is for all pages that the buffer touches. If the buffer has a mapping of its own, advice
         // for a part would split the mapping in two. Allocators grow such a buffer with `mremap`, which moves
         // one mapping only.
         let page = page_size();
         let before = start.addr() % page;
         let len = (before + bytes).next_multiple_of(page);
-        // SAFETY: the pages are mapped, as the buffer lies in all of them. The advice changes neither their
+        // SAFETY: the pages are mapped, as the memory lies in all of them. The advice changes neither their
         // contents nor their protection, so it does not matter what else lies in the first and the last.
         let _ = unsafe { libc::madvise(start.wrapping_sub(before).cast(), len, libc::MADV_HUGEPAGE) };
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = buffer;
+    let _ = memory;
 }
 
 /// Returns the number of bytes of a small page.

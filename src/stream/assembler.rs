@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::arch::pages;
+use crate::arch::storage::Storage;
 use crate::block::{Block, RawBlock, Scope, Sets, Support, Target, ValuesId};
 use crate::digest::{SumChange, SumDigest, TensorDigests};
 use crate::error::{Error, InputErrorKind, Result};
@@ -29,6 +30,9 @@ use crate::tensor::{TensorBuf, TensorView};
 /// dense block of several tensors; and the bytes of unwanted tensors in blocks that also contain wanted ones.
 /// Most dense blocks of one tensor are decoded straight into their elements. Each block may take
 /// [`Limits::max_alloc_bytes`], and so may all blocks decoded at the same time.
+///
+/// Neighbouring tensors of less than 4 MiB share memory in pieces of 8 to 12 MiB (Linux), each freed with the
+/// last of its tensors: clone what is kept longer than the others.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
     /// Buffers of the wanted tensors, and of those that share a digest with one; `None` for the others.
@@ -73,7 +77,10 @@ impl<'b> Assembler<'b> {
     /// [`Error::Limit`] if their bytes exceed [`Limits::max_alloc_bytes`].
     pub fn new(manifest: &Arc<Manifest>, limits: &Limits, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let wanted: Vec<bool> = manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
-        Self::with_memory(manifest, limits, &wanted, &mut Spare::default())
+        Self::with_buffers_of(manifest, limits, &wanted, |lens| {
+            // A tensor without blocks costs address space only.
+            Storage::zeros(lens).into_iter().map(|data| (data, u64::MAX)).collect()
+        })
     }
 
     /// As [`Self::new`], with a choice for each tensor, in memory that `spare` lends if it has enough.
@@ -83,22 +90,32 @@ impl<'b> Assembler<'b> {
         wanted: &[bool],
         spare: &mut Spare,
     ) -> Result<Self> {
-        let sizes = manifest.tensors().iter().zip(wanted).filter(|(_, w)| **w).map(|(t, _)| t.bytes());
-        let bytes = sizes.fold(0, u64::saturating_add);
+        let mut buffer = |&len: &usize| match spare.take(len) {
+            Some(memory) => (pages::of_len(memory, len).into(), 0),
+            None => (pages::zeros(len).into(), u64::MAX),
+        };
+        Self::with_buffers_of(manifest, limits, wanted, |lens| lens.iter().map(&mut buffer).collect())
+    }
+
+    /// `memory`: returns memory of these lengths, and how many elements of each are zeros already.
+    fn with_buffers_of(
+        manifest: &Arc<Manifest>,
+        limits: &Limits,
+        wanted: &[bool],
+        memory: impl FnOnce(&[usize]) -> Vec<(Storage, u64)>,
+    ) -> Result<Self> {
+        let tensors = || manifest.tensors().iter().zip(wanted);
+        let sizes = || tensors().filter(|(_, wanted)| **wanted).map(|(info, _)| info.bytes());
+        let bytes = sizes().fold(0, u64::saturating_add);
         check(MEMORY, bytes, limits.max_alloc_bytes, 0)?;
         check_allocation(bytes, 0)?;
+        let mut memory = memory(&sizes().map(in_memory).collect::<Vec<_>>()).into_iter();
         let mut buffer = |info: &TensorInfo| {
-            let len = in_memory(info.bytes());
-            match spare.take(len) {
-                Some(memory) => Buffer::reused(pages::of_len(memory, len), info.dtype),
-                // The system provides zeroed pages on first use: a tensor without blocks costs address space
-                // only.
-                None => Buffer::new(pages::zeros(len), info.dtype, u64::MAX),
-            }
+            let (data, ready) = memory.next()?;
+            Some(Buffer::new(data, info.dtype, ready))
         };
-        let tensors = manifest.tensors().iter().zip(wanted);
         Ok(Self {
-            tensors: tensors.map(|(info, wanted)| wanted.then(|| buffer(info))).collect(),
+            tensors: tensors().map(|(info, wanted)| wanted.then(|| buffer(info)).flatten()).collect(),
             extra: BTreeSet::new(),
             begun: BTreeSet::new(),
             alloc_left: limits.max_alloc_bytes - bytes,
@@ -134,7 +151,7 @@ impl<'b> Assembler<'b> {
                 );
             }
             let dtype = buffer.dtype();
-            assembler.tensors[in_memory(number)] = Some(Buffer::reused(buffer.into_data(), dtype));
+            assembler.tensors[in_memory(number)] = Some(Buffer::new(buffer.into_storage(), dtype, 0));
         }
         Ok(assembler)
     }
@@ -389,7 +406,7 @@ impl<'b> Assembler<'b> {
                 self.extra.insert(number as u64);
             }
             let buffer = self.tensors[number].get_or_insert_with(|| {
-                Buffer::new(pages::zeros(tensor.data().len()), tensor.dtype(), u64::MAX)
+                Buffer::new(pages::zeros(tensor.data().len()).into(), tensor.dtype(), u64::MAX)
             });
             buffer.begin(tensor.data());
         }
@@ -434,7 +451,8 @@ impl<'b> Assembler<'b> {
         let mut spare = spare.iter_mut();
         let mut targets = Vec::with_capacity(raw.space.lens.len());
         for (buffer, &len) in buffers.iter_mut().zip(&raw.space.lens) {
-            let data = buffer.as_mut().map(|b| &mut b.data).or_else(|| spare.next());
+            let own = buffer.as_mut().map(|b| &mut *b.data);
+            let data = own.or_else(|| spare.next().map(Vec::as_mut_slice));
             let data = data.ok_or(Error::inconsistent("targets of a block"))?;
             targets.push(Target { data, start, len });
         }
@@ -481,7 +499,7 @@ impl<'b> Assembler<'b> {
                 copy(base.tensor.data(), &mut data);
                 digests = base.digests;
             }
-            out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?, digests));
+            out.push((number, TensorBuf::of(info.dtype, info.shape.clone(), data)?, digests));
         }
         let digested = out.par_iter_mut().map(|(number, tensor, digests)| {
             if self.hashed.contains(*number) {

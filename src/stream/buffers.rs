@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::arch::storage::Storage;
 use crate::block::{RawBlock, Scope, Target};
 use crate::frame::UpdatePart;
 use crate::limits::in_memory;
@@ -9,7 +10,7 @@ use crate::tensor::Dtype;
 
 /// Elements of a tensor that is being assembled.
 pub(super) struct Buffer<'b> {
-    pub(super) data: Vec<u8>,
+    pub(super) data: Storage,
     pub(super) dtype: Dtype,
     /// Elements of the base, of the same length as `data`; `None` for zeros.
     base: Option<&'b [u8]>,
@@ -18,13 +19,9 @@ pub(super) struct Buffer<'b> {
 }
 
 impl<'b> Buffer<'b> {
-    pub(super) fn new(data: Vec<u8>, dtype: Dtype, ready: u64) -> Self {
-        Self { data, dtype, base: None, ready }
-    }
-
-    /// Returns a buffer in memory with arbitrary contents.
-    pub(super) fn reused(data: Vec<u8>, dtype: Dtype) -> Self {
-        let mut buffer = Self::new(data, dtype, 0);
+    /// `ready`: how many of the leading elements are zeros; the memory may have anything after them.
+    pub(super) fn new(data: Storage, dtype: Dtype, ready: u64) -> Self {
+        let mut buffer = Self { data, dtype, base: None, ready };
         if dtype.bits() < 8 {
             // Parts may begin inside a byte.
             buffer.prepare(u64::MAX, u64::MAX, false);
@@ -148,7 +145,7 @@ pub(super) fn places<'t>(
     let first = scopes().map(|scope| scope.first()).min().unwrap_or(0);
     let end = scopes().map(|scope| scope.first() + scope.tensors()).max().unwrap_or(0);
     let buffers = tensors[in_memory(first)..in_memory(end)].iter_mut();
-    let data = |buffer: &'t mut Option<Buffer<'_>>| buffer.as_mut().map_or(&mut [][..], |b| &mut b.data);
+    let data = |buffer: &'t mut Option<Buffer<'_>>| buffer.as_mut().map_or(&mut [][..], |b| &mut *b.data);
     let mut rests: Vec<Rest<'t>> = buffers.map(|buffer| Rest { from: 0, data: data(buffer) }).collect();
     let block = |&i: &usize| {
         let raw = &part.blocks[i];

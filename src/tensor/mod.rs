@@ -7,6 +7,7 @@ pub(crate) mod shape;
 
 pub(crate) use shape::elements;
 
+use crate::arch::storage::Storage;
 use crate::error::Result;
 use shape::check_len;
 
@@ -173,12 +174,13 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// A tensor's elements in little-endian bytes, row-major, owned.
+/// A tensor's elements in little-endian bytes, row-major, owned. Decoded tensors may share large pages with
+/// others, but no bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorBuf {
     dtype: Dtype,
     shape: Vec<u64>,
-    data: Vec<u8>,
+    data: Storage,
 }
 
 impl TensorBuf {
@@ -188,6 +190,11 @@ impl TensorBuf {
     /// [`Error::Input`](crate::Error::Input) if the length of `data` does not match `dtype` and `shape`, or
     /// if the shape is too large.
     pub fn new(dtype: Dtype, shape: Vec<u64>, data: Vec<u8>) -> Result<Self> {
+        Self::of(dtype, shape, data.into())
+    }
+
+    /// As [`Self::new`], of any memory.
+    pub(crate) fn of(dtype: Dtype, shape: Vec<u64>, data: Storage) -> Result<Self> {
         check_len(dtype, &shape, data.len() as u64)?;
         Ok(Self { dtype, shape, data })
     }
@@ -225,8 +232,14 @@ impl TensorBuf {
         &mut self.data
     }
 
-    /// Returns the elements' bytes, owned.
+    /// Returns the elements' bytes, owned: a copy if the tensor shares its memory with others, as
+    /// [`Assembler`](crate::stream::Assembler) makes them.
     pub fn into_data(self) -> Vec<u8> {
+        self.data.into_vec()
+    }
+
+    /// Returns the memory of the elements.
+    pub(crate) fn into_storage(self) -> Storage {
         self.data
     }
 }

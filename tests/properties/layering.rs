@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["error"],
     &["limits"],
-    &["arch", "tensor"],
+    &["arch"],
+    &["tensor"],
     &["random"],
     &["bits"],
     &["codes", "digest"],

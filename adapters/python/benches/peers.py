@@ -1,16 +1,20 @@
-"""The speed and size of gcodec beside other compressors, in one process and on one thread.
+"""The speed and size of gcodec beside other compressors, each in a process of its own and on one thread.
 
     python adapters/python/benches/peers.py GRADIENT.safetensors WEIGHTS.safetensors
 
 The tensors of a gradient (f32, and rounded to bf16) and of weights (bf16), each repeated along its rows to
 16 Mi elements in all. Every copy has another sign and scale, so that nothing repeats. gcodec gets the tensors
 by name, the others all elements one after the other. GB/s of these elements, by processor time (all threads,
-user and system), the best of several runs that take turns. All decoders return new memory. `cargo xtask
+user and system): the median of a turn of a few runs, and of several turns the best. All decoders return new
+memory. `cargo xtask
 peers` runs this program.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import statistics
 import sys
 import time
 import warnings
@@ -33,7 +37,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from zipnn import ZipNN
 
-ELEMENTS, RUNS = 16 << 20, 5
+ELEMENTS, TURNS, RUNS = 16 << 20, 3, 5
+
+# Of gcodec's rows without wider instructions than these.
+NARROW = ", AVX2"
 
 Way = tuple[str, Callable[[], Any], Callable[[Any], Any]]
 
@@ -68,7 +75,6 @@ def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 def main() -> None:
     torch.set_num_threads(1)
-    gcodec.set_num_threads(1)
     torch.manual_seed(0)
     gradient, weights = repeated(sys.argv[1]), repeated(sys.argv[2])
     floats = Data("gradient, f32", gradient)
@@ -84,7 +90,7 @@ def main() -> None:
 def lossless(data: Data) -> list[Way]:
     """All that give the elements back as they are."""
     halves = data.elements.itemsize == 2
-    ways = [ours(data, "lossless"), ours(data, "lossless:effort=fast")]
+    ways = [ours(data, spec, form) for spec in ("lossless", "lossless:effort=fast") for form in ("", NARROW)]
     # What OpenZL has for floats: exponents apart from signs and fractions. Its own profile for bf16 and f32
     # is the last of these.
     coders = (("Huffman, store", zl.graphs.Huffman, zl.graphs.Store), ("entropy", zl.graphs.Entropy, zl.graphs.Entropy))
@@ -96,24 +102,49 @@ def lossless(data: Data) -> list[Way]:
 
 def table(data: Data, ways: list[Way], exact: bool) -> None:
     """Prints a row for each way to encode and decode the elements."""
-    elements = data.elements
-    times: list[tuple[list[float], list[float]]] = [([], []) for _ in ways]
-    sizes = []
-    for run in range(RUNS):
-        for (name, encode, decode), (encoding, decoding) in zip(ways, times, strict=True):
+    # A process has the memory that others left to its allocator, and its pages are large if anyone asked for
+    # that. Each way has its own, a copy of this one, in which nothing has run.
+    fork = multiprocessing.get_context("fork")
+    pipes = [fork.Pipe() for _ in ways]
+    processes = [fork.Process(target=work, args=(data, way, exact, pipe[1])) for way, pipe in zip(ways, pipes, strict=True)]
+    for process in processes:
+        process.start()
+    times: list[list[tuple[float, float]]] = [[] for _ in ways]
+    for _ in range(TURNS):
+        for (pipe, _), seconds in zip(pipes, times, strict=True):
+            pipe.send(True)
+            seconds.append(pipe.recv())
+    for (way, _, _), (pipe, _), process, seconds in zip(ways, pipes, processes, times, strict=True):
+        pipe.send(False)
+        share = pipe.recv() / data.elements.nbytes
+        process.join()
+        speeds = " | ".join(f"{data.elements.nbytes / min(side) / 1e9:.2f}" for side in zip(*seconds, strict=True))
+        print(f"| {f'{data.name}: {way}':52} | {speeds} | {share:.2%} |", flush=True)
+
+
+def work(data: Data, way: Way, exact: bool, pipe: Any) -> None:
+    """Runs one way in its turns, and sends the seconds to encode and to decode; at the end, the size."""
+    name, encode, decode = way
+    if name.endswith(NARROW):
+        os.environ["GCODEC_WIDEST_FORM"] = "avx2"
+    gcodec.set_num_threads(1)
+    encoded = encode()
+    bytes_encoded = size(encoded)
+    assert not exact or raw(data, decode(encoded)) == data.elements.tobytes(), f"{name}: the elements come back"
+    del encoded
+    while pipe.recv():
+        # What was decoded is kept for so long: no allocator has it for the next run.
+        encoding, decoding, kept = [], [], []
+        for _ in range(RUNS):
             start = time.process_time()
             encoded = encode()
             middle = time.process_time()
-            decoded = decode(encoded)
+            kept.append(decode(encoded))
             decoding.append(time.process_time() - middle)
             encoding.append(middle - start)
-            if run == 0:
-                sizes.append(size(encoded) / elements.nbytes)
-                assert not exact or raw(data, decoded) == elements.tobytes(), f"{name}: the elements come back"
-            del encoded, decoded
-    for (way, _, _), (encoding, decoding), share in zip(ways, times, sizes, strict=True):
-        speeds = " | ".join(f"{elements.nbytes / min(seconds) / 1e9:.2f}" for seconds in (encoding, decoding))
-        print(f"| {f'{data.name}: {way}':52} | {speeds} | {share:.2%} |", flush=True)
+            del encoded
+        pipe.send((statistics.median(encoding), statistics.median(decoding)))
+    pipe.send(bytes_encoded)
 
 
 def size(encoded: Any) -> int:
@@ -128,9 +159,9 @@ def raw(data: Data, decoded: Any) -> bytes:
     return decoded.tobytes() if hasattr(decoded, "tobytes") else bytes(decoded)
 
 
-def ours(data: Data, spec: str) -> Way:
+def ours(data: Data, spec: str, form: str = "") -> Way:
     """gcodec with this codec."""
-    return f"gcodec `{spec}`", lambda: gcodec.encode(data.tensors, spec), gcodec.decode
+    return f"gcodec `{spec}`{form}", lambda: gcodec.encode(data.tensors, spec), gcodec.decode
 
 
 def open_zl(data: Data, name: str, exponent: Callable[[], Any], rest: Callable[[], Any]) -> Way:

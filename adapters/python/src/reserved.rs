@@ -8,10 +8,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Up to this many bytes are written to a vector and copied. The allocator reuses memory of this size, but
-/// takes more from the system each time (glibc's DEFAULT_MMAP_THRESHOLD_MAX), and taking it twice costs far
-/// more than copying.
-const SMALL: usize = 32 << 20;
+/// Up to this many bytes are written to a vector and copied: the memory of an object of the largest expected
+/// size would come from the system in small pages, which cost far more than a copy. More is worth large ones.
+const SMALL: usize = 4 << 20;
 
 /// Output that becomes a `bytes` object.
 ///
@@ -49,6 +48,7 @@ impl Room {
             let start = ffi::PyBytes_AsString(object.as_ptr()).cast::<MaybeUninit<u8>>();
             std::slice::from_raw_parts_mut(start, capacity)
         };
+        gcodec::internal::prefer_large_for(memory);
         Some(Self { object, memory, len: 0 })
     }
 

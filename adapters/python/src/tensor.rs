@@ -21,7 +21,7 @@ pub(crate) struct Tensor {
 impl Tensor {
     pub(crate) fn of(tensor: TensorBuf) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
-        Self { dtype, shape, buffer: Buffer::new(tensor.into_data()) }
+        Self { dtype, shape, buffer: Buffer::new(tensor) }
     }
 }
 

@@ -87,6 +87,20 @@ def test_outputs_share_one_memory(dtype: str) -> None:
     assert tensor.tobytes() == array.tobytes(), "writing to one writes to all"
 
 
+def test_small_tensors_share_pages_but_no_bytes() -> None:
+    # 5 MiB in all, enough for large pages.
+    arrays = {str(i): np.full((100 + i, 300), i, np.float32) for i in range(40)}
+    tensors = gcodec.decode(gcodec.encode(arrays, "raw"))
+    assert all(tensor.data_ptr % 64 == 0 for tensor in tensors.values())
+    views = {name: tensor.numpy() for name, tensor in tensors.items()}
+    views["7"][:] = -1
+    assert all(np.array_equal(views[name], array) for name, array in arrays.items() if name != "7")
+    kept = views["20"]
+    del tensors, views
+    gc.collect()
+    assert np.array_equal(kept, arrays["20"])
+
+
 def test_memory_lives_as_long_as_any_of_its_users(gradient: np.ndarray) -> None:
     tensor = gcodec.decode(gcodec.encode(gradient, "raw"))["tensor"]
     views = [tensor.numpy(), tensor.torch(), tensor.jax()]

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
-use gcodec::Dtype;
+use gcodec::{Dtype, TensorBuf};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -15,8 +15,10 @@ use super::{CPU, DataType, Device, LEGACY, Legacy, RawTensor, VERSION_MAJOR, VER
 /// A buffer that other libraries may share, read and write through DLPack. Rust code holds no reference into
 /// it.
 pub(crate) struct Buffer {
-    /// From a `Vec<u8>`: pointer, length and capacity.
-    parts: (*mut u8, usize, usize),
+    start: *mut u8,
+    len: usize,
+    /// Who owns the bytes: nothing reaches them through it.
+    _owner: Box<dyn Send + Sync>,
 }
 
 #[expect(unsafe_code, reason = "the raw pointer hides that this is memory only")]
@@ -28,20 +30,22 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Takes over a vector.
-    pub(crate) fn new(data: Vec<u8>) -> Arc<Self> {
-        let mut data = std::mem::ManuallyDrop::new(data);
-        Arc::new(Self { parts: (data.as_mut_ptr(), data.len(), data.capacity()) })
+    /// Takes over the bytes of a tensor.
+    pub(crate) fn new(mut tensor: TensorBuf) -> Arc<Self> {
+        let data = tensor.data_mut();
+        // The bytes keep their address when their owner is moved.
+        let (start, len) = (data.as_mut_ptr(), data.len());
+        Arc::new(Self { start, len, _owner: Box::new(tensor) })
     }
 
     /// Address of the first byte.
     pub(crate) fn address(&self) -> usize {
-        self.parts.0.addr()
+        self.start.addr()
     }
 
     /// Number of bytes.
     pub(crate) fn len(&self) -> usize {
-        self.parts.1
+        self.len
     }
 
     /// Copies the bytes to `out`, up to the shorter length.
@@ -49,23 +53,15 @@ impl Buffer {
     pub(crate) fn copy_to(&self, out: &mut [u8]) {
         let len = self.len().min(out.len());
         // SAFETY: the buffer has `len` initialised bytes, `out` has room for `len`, and they do not overlap.
-        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(self.parts.0, len) };
+        unsafe { out.as_mut_ptr().copy_from_nonoverlapping(self.start, len) };
     }
 
     /// Returns a copy of the buffer.
     pub(crate) fn copied(&self) -> Arc<Self> {
         let mut out = vec![0; self.len()];
         self.copy_to(&mut out);
-        Self::new(out)
-    }
-}
-
-impl Drop for Buffer {
-    #[expect(unsafe_code, reason = "the vector is put together again from its parts")]
-    fn drop(&mut self) {
-        let (pointer, len, capacity) = self.parts;
-        // SAFETY: these are the parts of a `Vec<u8>` that was not dropped.
-        drop(unsafe { Vec::from_raw_parts(pointer, len, capacity) });
+        let (start, len) = (out.as_mut_ptr(), out.len());
+        Arc::new(Self { start, len, _owner: Box::new(out) })
     }
 }
 
@@ -79,7 +75,7 @@ struct Export<M> {
 fn raw_tensor(buffer: &Buffer, dtype: DataType, lists: &mut [Vec<i64>; 2]) -> RawTensor {
     let [shape, strides] = lists;
     RawTensor {
-        data: if buffer.parts.1 == 0 { std::ptr::null_mut() } else { buffer.parts.0.cast() },
+        data: if buffer.len == 0 { std::ptr::null_mut() } else { buffer.start.cast() },
         device: Device { kind: CPU, id: 0 },
         ndim: shape.len() as i32,
         dtype,
