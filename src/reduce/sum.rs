@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::headers;
 use super::pieces::{Reduced, SumPieces};
@@ -95,13 +95,23 @@ impl Held<'_> {
         }
     }
 
-    fn decode(&self, budget: &Budget) -> Result<Cow<'_, Block>> {
+    /// `memory`: returns zeros of a length.
+    fn decode(&self, budget: &Budget, memory: impl FnOnce(usize) -> Vec<u8>) -> Result<Decoded<'_>> {
         match self {
-            Self::Decoded(block) => Ok(Cow::Borrowed(block)),
+            Self::Decoded(block) => Ok(Decoded::Block(Cow::Borrowed(block))),
             Self::Located { part, number } => {
+                let raw = &part.blocks[*number];
+                // Two blocks may share a byte of smaller elements.
+                if raw.is_dense_in_one() && raw.space.dtype.bits() >= 8 {
+                    let bytes = raw.space.dtype.bytes_for(raw.space.len()).unwrap_or(u64::MAX);
+                    let len = budget.reserve_items::<u8>(bytes, raw.offset);
+                    let mut elements = memory(len.map_err(|e| part.place(e, *number))?);
+                    part.decode_into(*number, budget, &mut elements)?;
+                    return Ok(Decoded::Elements(raw.scope, elements));
+                }
                 let block = part.decode(*number, budget)?;
                 has_no_codes(&block)?;
-                Ok(Cow::Owned(block))
+                Ok(Decoded::Block(Cow::Owned(block)))
             }
         }
     }
@@ -121,10 +131,30 @@ impl Spare {
         zeros.resize(len, 0);
         zeros
     }
+
+    /// Lends a buffer of zeros.
+    fn give(&mut self, zeros: Vec<u8>) {
+        if !zeros.is_empty() {
+            self.0.push(zeros);
+        }
+    }
 }
 
-/// Decoded blocks.
-type Blocks<'c> = Vec<Cow<'c, Block>>;
+/// A decoded block.
+enum Decoded<'c> {
+    Block(Cow<'c, Block>),
+    /// The elements of a block that has all of a tensor, or of a range of it.
+    Elements(Scope, Vec<u8>),
+}
+
+impl Decoded<'_> {
+    fn scope(&self) -> Scope {
+        match self {
+            Self::Block(block) => block.scope,
+            Self::Elements(scope, _) => *scope,
+        }
+    }
+}
 
 /// Update of one sender.
 struct Contribution<'a> {
@@ -351,8 +381,8 @@ impl<'a> Sum<'a> {
         let (mut blocks, mut decoded) = (Vec::new(), Vec::new());
         for (sender, contribution) in &self.waiting {
             let mut add = || {
-                let (by_position, others) = self.decode(contribution, window, &sparse)?;
-                let touched = self.expand(contribution, window, &others, &mut scratch, spare)?;
+                let (by_position, others) = self.decode(contribution, window, &sparse, spare)?;
+                let touched = self.expand(contribution, window, others, &mut scratch, spare)?;
                 for number in (0..touched.len()).filter(|&n| touched[n]) {
                     let dtype = self.manifest.tensors()[first + number].dtype;
                     sums[number].add(dtype, &mut scratch[number], contribution.weight)?;
@@ -362,7 +392,7 @@ impl<'a> Sum<'a> {
             };
             add().map_err(|e: Error| (Some(*sender), e.of_sender(*sender)))?;
         }
-        spare.0.extend(scratch.into_iter().filter(|expanded| !expanded.is_empty()));
+        scratch.into_iter().for_each(|zeros| spare.give(zeros));
         for (sender, contribution, blocks) in &blocks {
             let of_sender = |e: Error| (Some(*sender), e.of_sender(*sender));
             decoded.extend(self.numbers(contribution, blocks).map_err(of_sender)?);
@@ -388,12 +418,22 @@ impl<'a> Sum<'a> {
         contribution: &'c Contribution<'a>,
         window: &Window,
         sparse: &[bool],
-    ) -> Result<(Blocks<'c>, Blocks<'c>)> {
-        let decode = |&number: &usize, budget: &Budget| contribution.blocks[number].decode(budget);
-        let blocks = Budget::new(&self.options.limits).decode_each(&contribution.numbers(window), decode);
-        let blocks = blocks.into_iter().collect::<Result<Blocks<'c>>>()?;
-        let is_sparse = |block: &Cow<'_, Block>| sparse[tensors_of(block.scope).start - window.tensors.start];
-        Ok(blocks.into_iter().partition(is_sparse))
+        spare: &mut Spare,
+    ) -> Result<(Vec<Cow<'c, Block>>, Vec<Decoded<'c>>)> {
+        let spare = Mutex::new(spare);
+        let memory = |len| spare.lock().map_or_else(|_| pages::zeros(len), |mut spare| spare.take(len));
+        let decode = |&number: &usize, budget: &Budget| contribution.blocks[number].decode(budget, memory);
+        let decoded = Budget::new(&self.options.limits).decode_each(&contribution.numbers(window), decode);
+        let (mut by_position, mut others) = (Vec::new(), Vec::new());
+        for decoded in decoded {
+            match decoded? {
+                Decoded::Block(block) if sparse[tensors_of(block.scope).start - window.tensors.start] => {
+                    by_position.push(block);
+                }
+                decoded => others.push(decoded),
+            }
+        }
+        Ok((by_position, others))
     }
 
     /// Reads the numbers of blocks that are added by their positions.
@@ -478,35 +518,51 @@ impl<'a> Sum<'a> {
         Ok(zeros.collect())
     }
 
-    /// Expands blocks into `scratch`, which is zero or empty, as a reader would. Returns which tensors they
-    /// touch.
+    /// Expands blocks into `scratch`, of zeros or empty, as a reader would. Returns which tensors they touch.
     fn expand(
         &self,
         contribution: &Contribution<'_>,
         window: &Window,
-        blocks: &[Cow<'_, Block>],
+        blocks: Vec<Decoded<'_>>,
         scratch: &mut [Vec<u8>],
         spare: &mut Spare,
     ) -> Result<Vec<bool>> {
         let mut touched = vec![false; scratch.len()];
         let budget = Budget::new(&self.options.limits);
-        for block in blocks {
-            let space = self.manifest.space(block.scope, 0)?;
-            let start = start_of(block.scope).saturating_sub(window.start());
-            let tensors = tensors_of(block.scope);
+        for decoded in blocks {
+            let scope = decoded.scope();
+            let space = self.manifest.space(scope, 0)?;
+            let start = start_of(scope).saturating_sub(window.start());
+            let tensors = tensors_of(scope);
             let tensors = tensors.start - window.tensors.start..tensors.end - window.tensors.start;
+            let is_new = !mem::replace(&mut touched[tensors.start], true);
             touched[tensors.clone()].fill(true);
-            for tensor in tensors.clone() {
-                if !scratch[tensor].is_empty() {
+            let bytes = |elements| in_memory(space.dtype.bytes_for(elements).unwrap_or(0));
+            let all = |tensor| bytes(window.elements(&self.manifest, window.tensors.start + tensor));
+            let decoded = match decoded {
+                Decoded::Elements(_, elements) if is_new && elements.len() == all(tensors.start) => {
+                    spare.give(mem::replace(&mut scratch[tensors.start], elements));
                     continue;
                 }
-                let info = &self.manifest.tensors()[window.tensors.start + tensor];
-                let elements = window.elements(&self.manifest, window.tensors.start + tensor);
-                scratch[tensor] = spare.take(in_memory(info.dtype.bytes_for(elements).unwrap_or(0)));
+                decoded => decoded,
+            };
+            for tensor in tensors.clone() {
+                if scratch[tensor].is_empty() {
+                    scratch[tensor] = spare.take(all(tensor));
+                }
             }
-            let data = scratch[tensors].iter_mut().zip(&space.lens);
-            let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
-            block.apply(&space, &contribution.sets, &budget, &mut targets)?;
+            match decoded {
+                Decoded::Elements(_, mut elements) => {
+                    scratch[tensors.start][bytes(start)..][..elements.len()].copy_from_slice(&elements);
+                    elements.fill(0);
+                    spare.give(elements);
+                }
+                Decoded::Block(block) => {
+                    let data = scratch[tensors].iter_mut().zip(&space.lens);
+                    let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
+                    block.apply(&space, &contribution.sets, &budget, &mut targets)?;
+                }
+            }
         }
         Ok(touched)
     }
