@@ -273,6 +273,7 @@ class Exchange:
                     continue
                 try:
                     means |= scaled(self._frames.mean_of(streams), started.dtypes, started.scale, self._propagate)
+                    self._frames.leave(streams)
                 except Exception as e:
                     # Other ranks may have decoded it, and go on with the next part.
                     failed = e
@@ -282,7 +283,7 @@ class Exchange:
             for started in waiting:
                 self._frames.wait(started.part)
             raise
-        self._frames.sent = sent
+        self._frames.keep(sent)
         self.commit()
         self._count(start, known)
         return joined(means, self._complex)

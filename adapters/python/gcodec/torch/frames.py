@@ -51,7 +51,7 @@ class Frames:
         head, frames, error = self._made(codec, mine)
         sizes = self._ranks.sizes(len(frames), error, self._propagate)
         streams = self._ranks.gather_frames(head, frames, sizes)
-        self.sent = [streams[self._ranks.rank]]
+        self.keep([streams[self._ranks.rank]])
         return streams
 
     def start(self, which: tuple[int, int], codec: Codec | str | Dgc, mine: Contribution) -> Part:
@@ -80,6 +80,18 @@ class Frames:
     def forget_sizes(self) -> None:
         """Forgets the sizes of earlier parts, which other ranks may not have seen."""
         self._longest = {}
+
+    def keep(self, sent: list[memoryview]) -> None:
+        """Keeps this rank's streams until the next step."""
+        for stream in self.sent:
+            self._ranks.spare.give(stream)
+        self.sent = sent
+
+    def leave(self, streams: list[memoryview]) -> None:
+        """Gives the memory of the other ranks' streams to the next step."""
+        for rank, stream in enumerate(streams):
+            if rank != self._ranks.rank:
+                self._ranks.spare.give(stream)
 
     def mean_of(self, streams: list[memoryview]) -> dict[str, torch.Tensor]:
         """Returns the mean of the streams of all ranks."""

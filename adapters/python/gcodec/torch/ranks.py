@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from gcodec._handshake import COMPRESS, FINISH, failed, text_of
 from gcodec.errors import InputError
 from gcodec.torch.finite import NotFinite
+from gcodec.torch.pages import Spare
 
 # Sizes that say why a rank sends nothing.
 _FAILED, _NOT_FINITE = -1, -2
@@ -72,11 +73,13 @@ class Sending:
     """The reason why this rank has none."""
     room: int
     """Bytes of each rank's frames that travel now."""
-    streams: list[bytearray]
+    streams: list[memoryview]
     """A buffer for each rank: the head of its stream, the first `room` bytes of its frames, and the size of
     all of them, 8 bytes."""
     moved: list[torch.Tensor]
     """What arrives of them: all but the head."""
+    message: memoryview
+    """What this rank sends."""
     work: dist.Work
 
 
@@ -87,6 +90,8 @@ class Ranks:
         self.group = group
         self._placed: tuple[int, int] | None = None
         self.profile = Profile()
+        self.spare = Spare()
+        """Memory of streams."""
         self._device = torch.device("cpu")
 
     @property
@@ -185,19 +190,19 @@ class Ranks:
             error, propagate: as in `sizes`. `finish` raises.
         """
         size = _said(len(frames), error, propagate)
-        message = bytearray(room + 8)
-        message[: min(len(frames), room)] = frames[:room]
+        message = self.spare.take(room + 8)
+        _fill(message[:room], frames[:room])
         message[room:] = size.to_bytes(8, "little", signed=True)
         start = time.perf_counter()
         mine = torch.frombuffer(message, dtype=torch.uint8).to(self._device)
-        streams = [bytearray(len(head) + room + 8) for _ in range(self.world)]
+        streams = [self.spare.take(len(head) + room + 8) for _ in range(self.world)]
         moved = [_after(len(head), stream).to(self._device) for stream in streams]
         work = dist.all_gather(moved, mine, group=self.group, async_op=True)
         self.profile.communication += time.perf_counter() - start
         self.profile.received += mine.nbytes * (self.world - 1)
         for stream in streams:
             stream[: len(head)] = head
-        return Sending(frames, error, room, streams, moved, work)
+        return Sending(frames, error, room, streams, moved, message, work)
 
     def wait(self, sending: Sending) -> list[int]:
         """Waits for frames, and returns the number that each rank said: of its bytes, or below zero if it
@@ -207,6 +212,7 @@ class Ranks:
         for stream, there in zip(sending.streams, sending.moved, strict=True):
             if there.device.type != "cpu":
                 _after(len(stream) - there.nbytes, stream).copy_(there)
+        self.spare.give(sending.message)
         self.profile.communication += time.perf_counter() - start
         return [int.from_bytes(stream[-8:], "little", signed=True) for stream in sending.streams]
 
@@ -222,7 +228,7 @@ class Ranks:
         rests = self.gather_frames(b"", sending.frames[sending.room :], rest)
         whole = []
         for stream, size, more in zip(sending.streams, sizes, rests, strict=True):
-            first = memoryview(stream)[: len(stream) - 8 - max(sending.room - size, 0)]
+            first = stream[: len(stream) - 8 - max(sending.room - size, 0)]
             whole.append(memoryview(b"".join((first, more))) if more else first)
         return whole
 
@@ -268,12 +274,12 @@ class Ranks:
         largest = max(sizes)
         if largest == 0:
             return [memoryview(head) for _ in sizes]
-        buffers = [bytearray(len(head) + largest) for _ in sizes]
-        for buffer in buffers:
-            buffer[: len(head)] = head
-        bodies = [_after(len(head), buffer) for buffer in buffers]
-        message = bytearray(largest)
-        message[: len(frames)] = frames
+        streams = [self.spare.take(len(head) + largest) for _ in sizes]
+        for stream in streams:
+            stream[: len(head)] = head
+        bodies = [_after(len(head), stream) for stream in streams]
+        message = self.spare.take(largest)
+        _fill(message, frames)
         mine = torch.frombuffer(message, dtype=torch.uint8)
         start = time.perf_counter()
         moved = [body.to(self._device) for body in bodies]
@@ -281,10 +287,11 @@ class Ranks:
         for body, there in zip(bodies, moved, strict=True):
             if there is not body:
                 body.copy_(there)
+        self.spare.give(message)
         self.profile.communication += time.perf_counter() - start
         self.profile.sent += sizes[self.rank]
         self.profile.received += (self.world - 1) * max(sizes)
-        return [memoryview(buffer)[: len(head) + size] for buffer, size in zip(buffers, sizes, strict=True)]
+        return [stream[: len(head) + size] for stream, size in zip(streams, sizes, strict=True)]
 
     def swap(self, streams: list[memoryview]) -> list[memoryview]:
         """Sends a stream to each rank, and returns the streams that the ranks sent here, in their order."""
@@ -295,8 +302,8 @@ class Ranks:
         dist.all_to_all_single(incoming, sizes, group=self.group)
         counts: list[int] = incoming.tolist()
         joined = torch.frombuffer(bytearray(b"".join(streams)), dtype=torch.uint8).to(self._device)
-        buffer = bytearray(sum(counts))
-        there = torch.frombuffer(buffer, dtype=torch.uint8)
+        whole = self.spare.take(sum(counts))
+        there = torch.frombuffer(whole, dtype=torch.uint8)
         received = there.to(self._device)
         dist.all_to_all_single(received, joined, counts, sent, group=self.group)
         if received is not there:
@@ -304,7 +311,6 @@ class Ranks:
         self.profile.communication += time.perf_counter() - start
         self.profile.sent += sum(sent) - sent[self.rank]
         self.profile.received += sum(counts) - counts[self.rank]
-        whole = memoryview(buffer)
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
@@ -350,9 +356,15 @@ class Ranks:
         return [one.cpu() for one in everyone]
 
 
-def _after(start: int, buffer: bytearray) -> torch.Tensor:
-    """Returns the bytes of a buffer from `start` on, in its memory."""
-    return torch.frombuffer(buffer, dtype=torch.uint8, offset=start)
+def _fill(message: memoryview, frames: memoryview) -> None:
+    """Writes frames to a message, and zeros after them."""
+    message[: len(frames)] = frames
+    message[len(frames) :] = bytes(len(message) - len(frames))
+
+
+def _after(start: int, stream: memoryview) -> torch.Tensor:
+    """Returns the bytes of a stream from `start` on, in its memory."""
+    return torch.frombuffer(stream, dtype=torch.uint8, offset=start)
 
 
 def _said(size: int, error: Exception | None, propagate: bool) -> int:
