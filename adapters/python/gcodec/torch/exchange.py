@@ -325,7 +325,9 @@ class Exchange:
         """Returns the mean of updates that travel as frames."""
         streams = self._frames.gathered(codec, mine)
         known = {name: dtype for name, dtype in dtypes.items() if name in mine.tensors}
-        return self._ranks.together(lambda: scaled(self._frames.mean_of(streams), known, mine.scale, self._propagate), self._propagate)
+        means = self._ranks.together(lambda: scaled(self._frames.mean_of(streams), known, mine.scale, self._propagate), self._propagate)
+        self._frames.leave(streams)
+        return means
 
     def sent(self) -> dict[str, torch.Tensor]:
         """Returns this rank's last update, as receivers decode it."""
