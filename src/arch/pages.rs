@@ -18,7 +18,8 @@ pub(crate) fn prefer_large<T: Copy>(buffer: &mut Vec<T>) {
     prefer_large_for(unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<T>>(), room) });
 }
 
-/// As [`prefer_large`], for memory of any owner.
+/// Asks the system to put large pages behind memory that is not in use yet. Does nothing to less than 4 MiB,
+/// and nothing on other systems than Linux.
 pub fn prefer_large_for<T>(memory: &mut [MaybeUninit<T>]) {
     #[cfg(target_os = "linux")]
     {
