@@ -10,8 +10,8 @@ _PAGE = 2 << 20
 
 
 class Spare:
-    """Memory for the streams of a step, in that of an earlier step if it is there: new pages cost more than to
-    fill them."""
+    """Memory for the streams of a step: that of an earlier step if it is there, because new pages cost more
+    than to fill them."""
 
     # Bytes that wait for the next step at most. What is compressed needs less, and a model needs the rest.
     MOST = 64 << 20
@@ -38,7 +38,7 @@ class Spare:
 
 
 def _zeros(size: int) -> bytearray | mmap.mmap:
-    """Returns at least this many zero bytes, on large pages if they are many and the system has such pages."""
+    """Returns at least this many zero bytes, on large pages if they are many and the system has those."""
     if size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return bytearray(size)
     # Linux puts mappings of whole large pages at the beginning of one.
