@@ -125,7 +125,7 @@ mod shared {
     pub(super) struct Share {
         bytes: NonNull<[u8]>,
         /// Unmapped with the last share.
-        pub(super) pages: Arc<MmapMut>,
+        pub(super) _pages: Arc<MmapMut>,
     }
 
     // SAFETY: a share is the only way to its bytes, as a `Vec<u8>` is.
@@ -183,7 +183,7 @@ mod shared {
             // SAFETY: all ranges end at `end` or before, and the mapping has `PAGE` bytes more, of which
             // `align_offset` is at most all but one.
             let start = unsafe { start.add(first + range.start) };
-            Share { bytes: NonNull::slice_from_raw_parts(start, range.len()), pages: Arc::clone(&pages) }
+            Share { bytes: NonNull::slice_from_raw_parts(start, range.len()), _pages: Arc::clone(&pages) }
         }))
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     fn pages_of(all: &[Storage]) -> Vec<Option<usize>> {
         let pages = |storage: &Storage| match &storage.0 {
             Kind::Own(_) => None,
-            Kind::Share(share) => Some(std::sync::Arc::as_ptr(&share.pages)),
+            Kind::Share(share) => Some(std::sync::Arc::as_ptr(&share._pages)),
         };
         let first = |of| all.iter().position(|other| pages(other) == Some(of));
         all.iter().map(|storage| pages(storage).and_then(first)).collect()
