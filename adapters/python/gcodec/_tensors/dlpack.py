@@ -176,7 +176,8 @@ def to_torch(tensor: Tensor) -> Any:
     """Returns a PyTorch tensor on the CPU in the same memory."""
     from torch.utils.dlpack import from_dlpack
 
-    return from_dlpack(_shareable(tensor, "PyTorch"))
+    # Of a capsule, PyTorch asks no questions in Python.
+    return from_dlpack(_shareable(tensor, "PyTorch").__dlpack__())
 
 
 def to_jax(tensor: Tensor) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.distributed as dist
 
@@ -28,7 +30,7 @@ class Buckets:
             flat = torch.view_as_complex(flat.view(-1, 2))
         # Buckets hold parameters of one type.
         for parameter in parameters:
-            out.append(flat.as_strided(parameter.shape, strides_in_bucket(parameter), flat.storage_offset() + at))
+            out.append(flat.as_strided(parameter.shape, strides_in_bucket(parameter.shape, parameter.stride()), flat.storage_offset() + at))
             at += parameter.numel()
         return out
 
@@ -60,16 +62,17 @@ def _sorted(tensor: torch.Tensor) -> torch.Tensor:
     return reals(tensor).flatten().sort().values
 
 
-def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=1024)
+def strides_in_bucket(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the strides of a parameter's gradient in a bucket: those of the parameter if it covers its
     memory without gaps and overlaps, else row-major ones."""
     expected = 1
-    sizes = [(stride, size) for stride, size in zip(parameter.stride(), parameter.shape, strict=True) if size != 1]
+    sizes = [(stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1]
     for stride, size in sorted(sizes):
         if stride != expected:
-            return row_major(tuple(parameter.shape))
+            return row_major(shape)
         expected *= size
-    return tuple(parameter.stride())
+    return strides
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ use gcodec::{Dtype, TensorView};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
 
 use super::strides::{copy_in_order, is_row_major};
 use super::{
@@ -40,6 +41,27 @@ impl Managed {
             capsule => capsule?,
         };
         Self::take(&capsule).ok_or_else(|| PyBufferError::new_err("__dlpack__ returned no DLPack capsule"))
+    }
+
+    /// Takes over a plain tensor of PyTorch, whose methods of DLPack are in Python and take ten times as long
+    /// as its function in C, which asks nothing but whether the tensor has a history; `None` for other
+    /// objects.
+    fn of_torch(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        static TORCH: PyOnceLock<(Py<PyType>, Py<PyAny>)> = PyOnceLock::new();
+        let py = object.py();
+        let (tensor, to_dlpack) = match TORCH.get(py) {
+            Some(torch) => torch,
+            None if object.get_type().name()? == "Tensor" && object.get_type().module()? == "torch" => TORCH
+                .get_or_try_init(py, || {
+                    let to_dlpack = py.import("torch.utils.dlpack")?.getattr("to_dlpack")?;
+                    Ok::<_, PyErr>((object.get_type().unbind(), to_dlpack.unbind()))
+                })?,
+            None => return Ok(None),
+        };
+        match object.get_type().is(tensor) {
+            true => Ok(Self::take(&to_dlpack.bind(py).call1((object,))?)),
+            false => Ok(None),
+        }
     }
 
     /// Takes the tensor out of a capsule, and renames the capsule, as DLPack requires.
@@ -150,14 +172,19 @@ unsafe impl Send for Borrowed {}
 unsafe impl Sync for Borrowed {}
 
 impl Borrowed {
-    /// Borrows `object`, which has `__dlpack__`.
+    /// Borrows `object`, which has `__dlpack__`. A tensor of PyTorch is on the host.
     ///
     /// `dtype`: the element type, if the other library has no name for it and exports unsigned integers of
     /// its width.
     pub(crate) fn new(object: &Bound<'_, PyAny>, dtype: Option<Dtype>) -> PyResult<Self> {
-        let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-        check_device(device)?;
-        let managed = Managed::of(object, None)?;
+        let managed = match Managed::of_torch(object)? {
+            Some(managed) => managed,
+            None => {
+                let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+                check_device(device)?;
+                Managed::of(object, None)?
+            }
+        };
         let raw = managed.tensor()?;
         check_device(raw.device.kind)?;
         let parts = Parts::read(raw, dtype)?;
