@@ -95,14 +95,14 @@ impl Held<'_> {
         }
     }
 
-    /// `memory`: returns zeros of a length.
+    /// Returns the block, or its elements if it has all of a tensor or of a range. `memory` returns zeros of
+    /// a length.
     fn decode(&self, budget: &Budget, memory: impl FnOnce(usize) -> Vec<u8>) -> Result<Decoded<'_>> {
         match self {
             Self::Decoded(block) => Ok(Decoded::Block(Cow::Borrowed(block))),
             Self::Located { part, number } => {
                 let raw = &part.blocks[*number];
-                // Two blocks may share a byte of smaller elements.
-                if raw.is_dense_in_one() && raw.space.dtype.bits() >= 8 {
+                if raw.is_dense_in_one() {
                     let bytes = raw.space.dtype.bytes_for(raw.space.len()).unwrap_or(u64::MAX);
                     let len = budget.reserve_items::<u8>(bytes, raw.offset);
                     let mut elements = memory(len.map_err(|e| part.place(e, *number))?);
@@ -535,29 +535,31 @@ impl<'a> Sum<'a> {
             let start = start_of(scope).saturating_sub(window.start());
             let tensors = tensors_of(scope);
             let tensors = tensors.start - window.tensors.start..tensors.end - window.tensors.start;
-            let is_new = !mem::replace(&mut touched[tensors.start], true);
+            let is_first = !touched[tensors.start];
             touched[tensors.clone()].fill(true);
             let bytes = |elements| in_memory(space.dtype.bytes_for(elements).unwrap_or(0));
             let all = |tensor| bytes(window.elements(&self.manifest, window.tensors.start + tensor));
-            let decoded = match decoded {
-                Decoded::Elements(_, elements) if is_new && elements.len() == all(tensors.start) => {
-                    spare.give(mem::replace(&mut scratch[tensors.start], elements));
-                    continue;
+            let take = |expanded: &mut Vec<u8>, tensor, spare: &mut Spare| {
+                if expanded.is_empty() {
+                    *expanded = spare.take(all(tensor));
                 }
-                decoded => decoded,
             };
-            for tensor in tensors.clone() {
-                if scratch[tensor].is_empty() {
-                    scratch[tensor] = spare.take(all(tensor));
-                }
-            }
             match decoded {
                 Decoded::Elements(_, mut elements) => {
-                    scratch[tensors.start][bytes(start)..][..elements.len()].copy_from_slice(&elements);
-                    elements.fill(0);
+                    let expanded = &mut scratch[tensors.start];
+                    if is_first && elements.len() == all(tensors.start) {
+                        mem::swap(expanded, &mut elements);
+                    } else {
+                        take(expanded, tensors.start, spare);
+                        expanded[bytes(start)..][..elements.len()].copy_from_slice(&elements);
+                        elements.fill(0);
+                    }
                     spare.give(elements);
                 }
                 Decoded::Block(block) => {
+                    for tensor in tensors.clone() {
+                        take(&mut scratch[tensor], tensor, spare);
+                    }
                     let data = scratch[tensors].iter_mut().zip(&space.lens);
                     let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
                     block.apply(&space, &contribution.sets, &budget, &mut targets)?;

@@ -97,7 +97,8 @@ impl<'b> Assembler<'b> {
         Self::with_buffers_of(manifest, limits, wanted, |lens| lens.iter().map(&mut buffer).collect())
     }
 
-    /// `memory`: returns memory of these lengths, and how many elements of each are zeros already.
+    /// Returns an assembler of the wanted tensors in what `memory` returns: memory of these lengths, and how
+    /// many elements of each are zeros already.
     fn with_buffers_of(
         manifest: &Arc<Manifest>,
         limits: &Limits,

@@ -19,7 +19,7 @@ pub(super) struct Buffer<'b> {
 }
 
 impl<'b> Buffer<'b> {
-    /// `ready`: how many of the leading elements are zeros; the memory may have anything after them.
+    /// Returns a buffer of which the first `ready` elements are zeros, and the others anything.
     pub(super) fn new(data: Storage, dtype: Dtype, ready: u64) -> Self {
         let mut buffer = Self { data, dtype, base: None, ready };
         if dtype.bits() < 8 {

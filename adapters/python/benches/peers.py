@@ -6,8 +6,7 @@ The tensors of a gradient (f32, and rounded to bf16) and of weights (bf16), each
 16 Mi elements in all. Every copy has another sign and scale, so that nothing repeats. gcodec gets the tensors
 by name, the others all elements one after the other. GB/s of these elements, by processor time (all threads,
 user and system): the median of a turn of a few runs, and of several turns the best. All decoders return new
-memory. `cargo xtask
-peers` runs this program.
+memory. `cargo xtask peers` runs this program.
 """
 
 from __future__ import annotations

@@ -111,6 +111,35 @@ fn updates_of_every_float_type_are_scaled_added_and_divided() {
 }
 
 #[test]
+fn memory_of_a_replaced_tensor_is_zero_for_the_next() {
+    let manifest = manifest(&[Dtype::F32, Dtype::Bf16]);
+    let added = |tensor| Block { add: true, ..sparse(Scope::Tensor(tensor)) };
+    // A dense block replaces what an earlier one added.
+    let updates = [vec![added(0), dense(Scope::Tensor(0), 2.0)], vec![added(1)]];
+    let encoded = |(sender, blocks)| {
+        let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+        encoder.update(&mut out, &of(sender), &manifest, blocks).unwrap();
+        encoder.finish(&mut out);
+        out
+    };
+    let streams: Vec<Vec<u8>> = (0..).zip(&updates).map(encoded).collect();
+    for is_later in [false, true] {
+        let mut sum = Sum::new(&manifest, SumOptions::default());
+        for part in streams.iter().flat_map(|stream| update_parts(stream)) {
+            match is_later {
+                true => sum.add_later(part, 1.0).unwrap(),
+                false => sum.add(&part, 1.0).unwrap(),
+            }
+        }
+        let tensors = sum.finish(false).unwrap().into_tensors().unwrap();
+        let [first, second] = &tensors[..] else { panic!("two tensors") };
+        assert_eq!(first.data(), 2f32.to_le_bytes().repeat(N as usize), "decoded late: {is_later}");
+        let ones = second.data().as_chunks::<2>().0.iter().enumerate().filter(|(_, x)| **x != [0; 2]);
+        assert_eq!(ones.map(|(i, _)| i).collect::<Vec<_>>(), [1], "decoded late: {is_later}");
+    }
+}
+
+#[test]
 fn weights_without_a_meaning_are_refused() {
     let add = |dtypes: &[Dtype], header: &UpdateHeader, weight| {
         let mut sum = Sum::new(&manifest(dtypes), SumOptions::default());

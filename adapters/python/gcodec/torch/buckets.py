@@ -30,7 +30,8 @@ class Buckets:
             flat = torch.view_as_complex(flat.view(-1, 2))
         # Buckets hold parameters of one type.
         for parameter in parameters:
-            out.append(flat.as_strided(parameter.shape, strides_in_bucket(parameter.shape, parameter.stride()), flat.storage_offset() + at))
+            strides = strides_in_bucket(parameter.shape, parameter.stride())
+            out.append(flat.as_strided(parameter.shape, strides, flat.storage_offset() + at))
             at += parameter.numel()
         return out
 

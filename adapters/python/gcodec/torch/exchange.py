@@ -273,7 +273,7 @@ class Exchange:
                     continue
                 try:
                     means |= scaled(self._frames.mean_of(streams), started.dtypes, started.scale, self._propagate)
-                    self._frames.leave(streams)
+                    self._frames.give_back(streams)
                 except Exception as e:
                     # Other ranks may have decoded it, and go on with the next part.
                     failed = e
@@ -326,7 +326,7 @@ class Exchange:
         streams = self._frames.gathered(codec, mine)
         known = {name: dtype for name, dtype in dtypes.items() if name in mine.tensors}
         means = self._ranks.together(lambda: scaled(self._frames.mean_of(streams), known, mine.scale, self._propagate), self._propagate)
-        self._frames.leave(streams)
+        self._frames.give_back(streams)
         return means
 
     def sent(self) -> dict[str, torch.Tensor]:

@@ -87,7 +87,7 @@ class Frames:
             self._ranks.spare.give(stream)
         self.sent = sent
 
-    def leave(self, streams: list[memoryview]) -> None:
+    def give_back(self, streams: list[memoryview]) -> None:
         """Gives the memory of the other ranks' streams to the next step."""
         for rank, stream in enumerate(streams):
             if rank != self._ranks.rank:

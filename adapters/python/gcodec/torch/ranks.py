@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from gcodec._handshake import COMPRESS, FINISH, failed, text_of
 from gcodec.errors import InputError
 from gcodec.torch.finite import NotFinite
-from gcodec.torch.pages import Spare
+from gcodec.torch.spare import Spare
 
 # Sizes that say why a rank sends nothing.
 _FAILED, _NOT_FINITE = -1, -2

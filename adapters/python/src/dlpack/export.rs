@@ -17,7 +17,7 @@ use super::{CPU, DataType, Device, LEGACY, Legacy, RawTensor, VERSION_MAJOR, VER
 pub(crate) struct Buffer {
     start: *mut u8,
     len: usize,
-    /// Who owns the bytes: nothing reaches them through it.
+    /// The owner of the bytes, through which nothing reaches them.
     _owner: Box<dyn Send + Sync>,
 }
 

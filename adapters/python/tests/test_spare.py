@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcodec.torch.pages import Spare
+from gcodec.torch.spare import Spare
 
 
 def test_memory_is_lent_once_and_not_to_much_smaller_streams() -> None:

@@ -1,4 +1,4 @@
-"""Memory for bytes that travel."""
+"""Memory for bytes that travel, used again from step to step."""
 
 from __future__ import annotations
 
