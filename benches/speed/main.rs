@@ -150,6 +150,10 @@ impl Bench {
         self.codec("int8", &gradient, Some([0.11, 0.15]));
         self.codec("sign", &gradient, Some([0.16, 0.23]));
         let flat = gradient.flat();
+        println!("its tensors in one buffer:");
+        for codec in ["natural", "lossless"] {
+            self.codec(codec, &flat, None);
+        }
         self.thresholds(&flat);
         self.reduce(&flat);
         self.small(&flat);
@@ -181,6 +185,7 @@ impl Bench {
         for codec in ["topk:density=0.01", "natural", "lossless"] {
             self.codec(codec, &even, None);
         }
+        self.reduce(&even);
         drop(even);
         self.deltas(&shape);
         // A scale for each row and column, like the gradient of a matrix.

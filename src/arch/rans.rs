@@ -141,11 +141,11 @@ pub(crate) struct Encoded<'a> {
     pub(crate) taken: usize,
 }
 
-/// Returns the number of rows, at most `most`, whose words are sure to be there: a row takes at most one for
-/// each lane.
+/// Returns the number of rows of `L` lanes, at most `most`, whose words are sure to be there: a row takes at
+/// most one for each lane.
 #[cfg(target_arch = "x86_64")]
-fn sure_rows<const N: usize>(words: &[&[u8]; N], taken: &[usize; N], most: usize) -> usize {
-    let left = words.iter().zip(taken).map(|(words, taken)| (words.len() - taken) / (2 * LANES));
+fn sure_rows<const L: usize, const N: usize>(words: &[&[u8]; N], taken: &[usize; N], most: usize) -> usize {
+    let left = words.iter().zip(taken).map(|(words, taken)| (words.len() - taken) / (2 * L));
     left.min().unwrap_or(0).min(most)
 }
 
@@ -171,6 +171,24 @@ pub(crate) fn decode_rows<const N: usize>(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Width::Avx2 => unsafe { avx2::decode(segments, outs) },
+        _ => {
+            let _ = (segments, outs);
+            0
+        }
+    }
+}
+
+/// Decodes rows of `N` narrow segments in turn, as [`decode_rows`] does. `N` is even.
+pub(crate) fn decode_narrow<const N: usize>(
+    form: Form,
+    segments: &mut [Encoded<'_>; N],
+    outs: &mut [&mut [[u8; NARROW]]; N],
+) -> usize {
+    match form.0 {
+        // SAFETY: a form exists only if the processor has all features that its functions enable; the wider
+        // one has those of the other.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx512 | Width::Avx2 => unsafe { avx2::decode_narrow(segments, outs) },
         _ => {
             let _ = (segments, outs);
             0

@@ -108,7 +108,7 @@ pub(crate) fn write(out: &mut Vec<u8>, part: Part<'_>, memory: &mut Vec<Word>) {
     }
 }
 
-/// The most narrow segments that are encoded in turn.
+/// The most narrow segments that are encoded or decoded in turn.
 pub(crate) const MOST: usize = 2 * arch::rans::PAIRS;
 
 /// States and words of a narrow segment.
@@ -320,14 +320,11 @@ impl<'a> Segment<'a> {
             // It changes no state.
             return out.fill(symbol as u8);
         }
-        let form = arch::widest();
         match self.lanes_log {
             0 => self.fill_lanes::<1>(out, 0),
-            2 => {
-                let done = decode_rows(form, [self], &mut [out.as_chunks_mut().0], get_narrow_rows);
-                self.fill_lanes::<NARROW>(out, done);
-            }
+            2 => self.fill_lanes::<NARROW>(out, 0),
             _ => {
+                let form = arch::widest();
                 let done = decode_rows(form, [self], &mut [out.as_chunks_mut().0], arch::rans::decode_rows);
                 self.fill_lanes::<MAX_LANES>(out, done);
             }
@@ -359,11 +356,14 @@ impl<'a> Segment<'a> {
 pub(crate) fn fill_all(segments: &mut [Segment<'_>], outs: &mut [&mut [u8]]) {
     let outs = outs.iter_mut().map(|out| &mut **out);
     let mut left: Vec<Left<'_, '_>> = segments.iter_mut().zip(outs).collect();
-    while !left.is_empty() {
-        let first = left.len().saturating_sub(TOGETHER);
+    left.sort_by_key(|(segment, _)| segment.lanes_log);
+    while let Some((last, _)) = left.last() {
+        let lanes_log = last.lanes_log;
+        let alike = left.iter().rev().take_while(|(segment, _)| segment.lanes_log == lanes_log);
+        let first = left.len() - alike.take(most_in_turn(lanes_log)).count();
         let together = &mut left[first..];
-        fill_some(together);
-        // One of them has hardly any rows left, or they have different lanes.
+        fill_some(lanes_log, together);
+        // One of them has hardly any rows left.
         let shortest = (0..together.len()).min_by_key(|&at| rows_left(&together[at])).unwrap_or(0);
         let (segment, out) = left.remove(first + shortest);
         segment.fill(out);
@@ -373,8 +373,10 @@ pub(crate) fn fill_all(segments: &mut [Segment<'_>], outs: &mut [&mut [u8]]) {
 /// A segment and the symbols of it that are left.
 type Left<'l, 's> = (&'l mut Segment<'s>, &'l mut [u8]);
 
-/// The most segments that are decoded in turn.
-const TOGETHER: usize = 4;
+/// Number of segments that are decoded in turn: together they have enough lanes for the processor.
+fn most_in_turn(lanes_log: u8) -> usize {
+    if 1 << lanes_log == NARROW { MOST } else { 4 }
+}
 
 /// Number of rows whose words are sure to be there.
 fn rows_left((segment, out): &Left<'_, '_>) -> usize {
@@ -382,21 +384,18 @@ fn rows_left((segment, out): &Left<'_, '_>) -> usize {
     words.min(out.len()) >> segment.lanes_log
 }
 
-/// Decodes rows of some of these segments in turn, if they have as many lanes.
-fn fill_some(left: &mut [Left<'_, '_>]) {
-    let all = |lanes: usize| left.iter().all(|(s, _)| 1 << s.lanes_log == lanes && s.slots.few.count > 1);
-    if all(MAX_LANES) {
-        match left {
-            [a, b, c, d] => fill_rows::<MAX_LANES, 4>([a, b, c, d], arch::rans::decode_rows),
-            [a, b, c] => fill_rows::<MAX_LANES, 3>([a, b, c], arch::rans::decode_rows),
-            [a, b] => fill_rows::<MAX_LANES, 2>([a, b], arch::rans::decode_rows),
-            _ => {}
-        }
-    } else if all(NARROW)
-        && let [a, b, ..] = left
-    {
-        // More of them would not fit the registers.
-        fill_rows([a, b], get_narrow_rows);
+/// Decodes rows of some of these segments in turn; they have as many lanes.
+fn fill_some(lanes_log: u8, left: &mut [Left<'_, '_>]) {
+    use arch::rans::{decode_narrow, decode_rows};
+    match (1 << lanes_log, left) {
+        (MAX_LANES, [a, b, c, d]) => fill_rows::<MAX_LANES, 4>([a, b, c, d], decode_rows),
+        (MAX_LANES, [a, b, c]) => fill_rows::<MAX_LANES, 3>([a, b, c], decode_rows),
+        (MAX_LANES, [a, b]) => fill_rows::<MAX_LANES, 2>([a, b], decode_rows),
+        (NARROW, [a, b, c, d, e, f, g, h]) => fill_rows([a, b, c, d, e, f, g, h], decode_narrow),
+        (NARROW, [a, b, c, d, e, f, ..]) => fill_rows([a, b, c, d, e, f], decode_narrow),
+        (NARROW, [a, b, c, d, ..]) => fill_rows([a, b, c, d], decode_narrow),
+        (NARROW, [a, b, ..]) => fill_rows([a, b], decode_narrow),
+        _ => {}
     }
 }
 
@@ -469,47 +468,6 @@ pub(super) fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usiz
     slot as u8
 }
 
-/// Decodes rows of `N` segments in turn, while all of them have words for all lanes: a lane waits for the
-/// symbol before, and for the words of the lanes before it. Returns the number of rows.
-fn get_narrow_rows<const N: usize>(
-    _: Form,
-    segments: &mut [Encoded<'_>; N],
-    outs: &mut [&mut [[u8; NARROW]]; N],
-) -> usize {
-    let rows = outs.iter().map(|out| out.len()).min().unwrap_or(0);
-    let mut states: [[u32; NARROW]; N] =
-        std::array::from_fn(|n| std::array::from_fn(|lane| segments[n].states[lane]));
-    let words: [&[u8]; N] = std::array::from_fn(|n| segments[n].words);
-    let slots: [&[u32; 1 << FREQ_BITS]; N] = std::array::from_fn(|n| &*segments[n].slots.all);
-    let (mut taken, mut done) = ([0; N], 0);
-    'rows: while done < rows {
-        let mut next: [u64; N] = [0; N];
-        for n in 0..N {
-            // The words of a row at once: no lane waits for its own.
-            let Some(row) = words[n].get(taken[n]..).and_then(<[u8]>::first_chunk) else { break 'rows };
-            next[n] = u64::from_le_bytes(*row);
-        }
-        for n in 0..N {
-            let out = &mut outs[n][done];
-            for (state, symbol) in states[n].iter_mut().zip(out) {
-                let slot = slots[n][in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
-                let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
-                let needs = x < INITIAL;
-                *state = if needs { x << 16 | (next[n] as u16 as u32) } else { x };
-                next[n] >>= if needs { 16 } else { 0 };
-                taken[n] += if needs { 2 } else { 0 };
-                *symbol = slot as u8;
-            }
-        }
-        done += 1;
-    }
-    for (segment, (states, taken)) in segments.iter_mut().zip(states.iter().zip(taken)) {
-        segment.states[..NARROW].copy_from_slice(states);
-        segment.taken = taken;
-    }
-    done
-}
-
 fn get_rows<const L: usize>(
     rows: &mut [[u8; L]],
     slots: &Slots,
@@ -567,12 +525,14 @@ mod tests {
                         .collect()
                 })
                 .collect();
+            // States that an encoder can begin with, and a decoder ends with.
+            let end = [INITIAL, u32::MAX, word(7).max(INITIAL), 1 << 20];
             let mut memory = vec![vec![[0; 2]; NARROW * 301]; 2 * pairs];
             let mut segments: Vec<Narrow<'_, '_>> = Vec::new();
             for ((number, rows), words) in rows.iter().enumerate().zip(&mut memory) {
                 let steps = entries(&tables[(number + pairs) % tables.len()]);
-                let (states, free) = ([INITIAL, u32::MAX, word(7).max(INITIAL), 1 << 20], words.len());
-                segments.push(Narrow { rows, steps, states, words, free });
+                let free = words.len();
+                segments.push(Narrow { rows, steps, states: end, words, free });
             }
             let alone: Vec<_> = segments
                 .iter()
@@ -589,11 +549,47 @@ mod tests {
             assert_eq!(count, if form.is_plain() { 0 } else { shortest }, "{form:?}");
             let is_wide = !form.is_plain();
             assert_eq!(segments.iter().any(|segment| segment.rows.is_empty()), is_wide, "{form:?}");
-            for (segment, alone) in segments.into_iter().zip(alone) {
+            for (segment, alone) in segments.into_iter().zip(&alone) {
                 let Narrow { rows, steps, mut states, words, free } = segment;
                 let free = put_rows(rows, &steps.map(step), &mut states, words, free);
                 assert_eq!((states, &words[free..]), (alone.0, &alone.1[..]), "{pairs} pairs, {form:?}");
             }
+            let table = |number| &tables[(number + pairs) % tables.len()];
+            let encoded = alone.iter().enumerate().map(|(number, (states, words))| {
+                let mut all = [INITIAL; MAX_LANES];
+                all[..NARROW].copy_from_slice(states);
+                let (slots, words) = (slots(table(number)), words.as_flattened());
+                Segment { slots, lanes_log: 2, states: all, words, taken: 0, offset: 0 }
+            });
+            let encoded: Vec<_> = encoded.collect();
+            match pairs {
+                1 => decode_narrow_in_turn::<2>(form, encoded, &rows, end),
+                2 => decode_narrow_in_turn::<4>(form, encoded, &rows, end),
+                3 => decode_narrow_in_turn::<6>(form, encoded, &rows, end),
+                _ => decode_narrow_in_turn::<8>(form, encoded, &rows, end),
+            }
+        }
+    }
+
+    /// Decodes these rows in turn as far as their words are sure, and the last ones alone.
+    fn decode_narrow_in_turn<const N: usize>(
+        form: Form,
+        segments: Vec<Segment<'_>>,
+        rows: &[Vec<[u8; NARROW]>],
+        end: [u32; NARROW],
+    ) {
+        let mut segments: [Segment<'_>; N] = segments.try_into().map_err(|_| "N segments").unwrap();
+        let mut backs: [_; N] = std::array::from_fn(|n| vec![[0; NARROW]; rows[n].len()]);
+        let have_words = segments.iter().all(|segment| segment.words.len() >= 2 * NARROW);
+        let mut outs = backs.each_mut().map(Vec::as_mut_slice);
+        let done = decode_rows(form, segments.each_mut(), &mut outs, arch::rans::decode_narrow);
+        assert_eq!(done > 0, !form.is_plain() && have_words, "{N}, {form:?}");
+        for (n, (segment, mut back)) in segments.into_iter().zip(backs).enumerate() {
+            let Segment { slots, states, words, mut taken, .. } = segment;
+            let mut states = *states.first_chunk().unwrap();
+            get_rows(&mut back[done..], &slots, &mut states, words, &mut taken);
+            assert_eq!((taken, states), (words.len(), end), "{n} of {N}, {form:?}");
+            assert_eq!(back, rows[n], "{n} of {N}, {form:?}");
         }
     }
 
@@ -701,12 +697,13 @@ mod tests {
         for kinds in [3, 16, 17, 32, 33, 64, 65, 256] {
             let symbol = |n, i| ((crate::random::word(8, n, i) >> 16).pow(2) >> 16) % kinds;
             let symbols = |n| -> Vec<u8> {
-                (0..[5000, 5003, 4000, 6000, 300, 100][n]).map(|i| symbol(n as u64, i) as u8).collect()
+                let lens = [5000, 5003, 4000, 6000, 300, 100, 5000, 5000, 4000, 4001, 400];
+                (0..lens[n]).map(|i| symbol(n as u64, i) as u8).collect()
             };
-            let all: Vec<Vec<u8>> = (0..6).map(symbols).collect();
+            let all: Vec<Vec<u8>> = (0..11).map(symbols).collect();
             // Segments of 32 lanes, of 4, and of both.
-            let lanes = [[5; 6], [2; 6], [5, 5, 2, 2, 5, 2]];
-            for (count, lanes) in (1..=6).flat_map(|count| lanes.map(|lanes| (count, lanes))) {
+            let lanes = [[5; 11], [2; 11], [5, 5, 2, 2, 5, 2, 2, 2, 5, 2, 2]];
+            for (count, lanes) in (1..=all.len()).flat_map(|count| lanes.map(|lanes| (count, lanes))) {
                 let written = all[..count].iter().zip(lanes).map(|(symbols, lanes_log)| {
                     let (counts, mut bytes) = (crate::codes::count(symbols), Vec::new());
                     let table = Table::from_counts(&counts).unwrap();

@@ -21,10 +21,14 @@ pub(crate) struct Decoder<'a> {
     pub(crate) budget: &'a Budget,
 }
 
-/// Segments that are decoded in turn, as many as [`rans::fill_all`] takes together.
-const SIDE_BY_SIDE: usize = 4;
 /// The most symbols that are decoded ahead.
 const AHEAD: usize = 4 << 20;
+
+/// Number of segments of `len` symbols that are decoded in turn: as many as [`rans::fill_all`] takes
+/// together; of long ones half as many, so that their symbols stay in the second-level cache.
+fn side_by_side(len: usize) -> usize {
+    if len <= 1 << 17 { rans::MOST } else { rans::MOST / 2 }
+}
 
 /// Symbols of `entropy(N)` that are decoded piece by piece.
 pub(super) struct EntropyReader<'a> {
@@ -119,12 +123,13 @@ impl<'a> EntropyReader<'a> {
             return Ok(true);
         }
         let several = self.kind == SegmentKind::Rans && self.left > self.segment_len;
-        if !several || self.segment_len > (AHEAD / SIDE_BY_SIDE) as u64 {
+        let most = side_by_side(in_memory(self.segment_len));
+        if !several || self.segment_len > (AHEAD / most) as u64 {
             return Ok(false);
         }
-        let mut segments = Vec::with_capacity(SIDE_BY_SIDE);
+        let mut segments = Vec::with_capacity(most);
         let mut symbols = 0;
-        while segments.len() < SIDE_BY_SIDE && self.left > 0 {
+        while segments.len() < most && self.left > 0 {
             let (Segment::Rans(segment), len) = self.next_segment()? else { break };
             segments.push(*segment);
             symbols += in_memory(len);
@@ -203,7 +208,7 @@ fn read_table<'t>(cursor: &mut Cursor<'_>, tables: &'t [Table]) -> Result<Cow<'t
 ///
 /// The bytes have one of three forms (spec, section 7.1): one segment; one for each group that has symbols;
 /// or segments of 2^log symbols, each after its length in bytes. In the third form, the lengths alone lead
-/// from segment to segment, so each thread takes [`SIDE_BY_SIDE`] of them and decodes these in turn: a state
+/// from segment to segment, so each thread takes several of them and decodes these in turn: a state
 /// of rANS depends on the one before, and while one segment waits for it the processor works on another.
 fn read_entropy<'c, T: Send>(
     cursor: &mut Cursor<'c>,
@@ -235,8 +240,9 @@ fn read_entropy<'c, T: Send>(
                 return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
             }
             let mut places = symbols.chunks_mut(1 << log).zip(items.chunks_mut(1 << log));
+            let in_turn = side_by_side(1 << log);
             loop {
-                let batch = places.by_ref().take(SIDE_BY_SIDE * threads::count());
+                let batch = places.by_ref().take(in_turn * threads::count());
                 let batch = batch.map(|(symbols, items)| {
                     let len = cursor.varint()?;
                     Ok((cursor.sub(len, "segment")?, symbols, items))
@@ -245,7 +251,7 @@ fn read_entropy<'c, T: Send>(
                 if batch.is_empty() {
                     return Ok(());
                 }
-                let read = threads::each(batch.chunks_mut(SIDE_BY_SIDE), |several| {
+                let read = threads::each(batch.chunks_mut(in_turn), |several| {
                     let mut segments = several
                         .iter_mut()
                         .map(|(cursor, ..)| read_rans(cursor, tables))

@@ -239,7 +239,7 @@ pub(in crate::arch) fn decode<const N: usize>(
     let rows = outs.iter().map(|out| out.len()).min().unwrap_or(0);
     let (mut taken, mut done) = ([0; N], 0);
     loop {
-        let sure = sure_rows(&words, &taken, rows - done);
+        let sure = sure_rows::<LANES, N>(&words, &taken, rows - done);
         if sure == 0 {
             break;
         }
@@ -269,21 +269,15 @@ fn decode_row(slots: &[u32; 4096], states: &mut [__m256i; GROUPS], words: &[u8])
     let words = &words[..2 * LANES];
     let (mut symbols, mut taken) = ([_mm256_setzero_si256(); GROUPS], 0);
     for (x, symbols) in states.iter_mut().zip(&mut symbols) {
-        let slot = look_up(slots, _mm256_and_si256(*x, _mm256_set1_epi32(4095)));
-        let f = _mm256_and_si256(_mm256_srli_epi32::<8>(slot), _mm256_set1_epi32(4095));
-        let f = _mm256_add_epi32(f, _mm256_set1_epi32(1));
-        let product = _mm256_mullo_epi32(f, _mm256_srli_epi32::<12>(*x));
-        let y = _mm256_add_epi32(product, _mm256_srli_epi32::<20>(slot));
-        let needs = _mm256_cmpeq_epi32(_mm256_srli_epi32::<16>(y), _mm256_setzero_si256());
+        let slot = look_up([slots; 2], *x);
+        let (y, needs) = pop(*x, slot);
         let mask = mask_of(needs);
         // SAFETY: the groups before took at most 8 words each, so that `taken` is at most 48, and 16 bytes
         // from there lie inside the 64 of `words`.
         let next = unsafe { _mm_loadu_si128(words.as_ptr().add(taken).cast()) };
         // SAFETY: an entry has 32 bytes.
         let order = unsafe { _mm256_loadu_si256(WORDS[usize::from(mask)].as_ptr().cast()) };
-        let word = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(next), order);
-        let shift = _mm256_and_si256(needs, _mm256_set1_epi32(16));
-        *x = _mm256_or_si256(_mm256_sllv_epi32(y, shift), word);
+        *x = refill(y, needs, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(next), order));
         taken += 2 * mask.count_ones() as usize;
         *symbols = _mm256_and_si256(slot, _mm256_set1_epi32(255));
     }
@@ -293,10 +287,93 @@ fn decode_row(slots: &[u32; 4096], states: &mut [__m256i; GROUPS], words: &[u8])
     (_mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), taken)
 }
 
-/// Looks up eight entries; each index is below 4096.
+/// Decodes rows of pairs of segments: the lanes of a pair fill a register.
+#[target_feature(enable = "avx2,bmi2,popcnt")]
+pub(in crate::arch) fn decode_narrow<const N: usize>(
+    segments: &mut [Encoded<'_>; N],
+    outs: &mut [&mut [[u8; NARROW]]; N],
+) -> usize {
+    let slots: [&[u32; 4096]; N] = std::array::from_fn(|n| &*segments[n].slots.all);
+    let words: [&[u8]; N] = std::array::from_fn(|n| segments[n].words);
+    let rows = outs.iter().map(|out| out.len()).min().unwrap_or(0);
+    let (mut taken, mut done) = ([0; N], 0);
+    let mut x = [_mm256_setzero_si256(); N];
+    for (x, pair) in x.iter_mut().zip(segments.as_chunks().0) {
+        let [first, second]: &[Encoded<'_>; 2] = pair;
+        *x = both(first_lanes(first.states), first_lanes(second.states));
+    }
+    let first_bytes = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    loop {
+        let sure = sure_rows::<NARROW, N>(&words, &taken, rows - done);
+        if sure == 0 {
+            break;
+        }
+        for _ in 0..sure {
+            for (pair, x) in x.iter_mut().take(N / 2).enumerate() {
+                let numbers = [2 * pair, 2 * pair + 1];
+                let slot = look_up(numbers.map(|n| slots[n]), *x);
+                let (y, needs) = pop(*x, slot);
+                let mask = usize::from(mask_of(needs));
+                let masks = [mask & 15, mask >> 4];
+                let [next, later] = numbers.map(|n| {
+                    let next = &words[n][taken[n]..taken[n] + 2 * NARROW];
+                    // SAFETY: the slice covers the 8 bytes that are read.
+                    unsafe { _mm_loadl_epi64(next.as_ptr().cast()) }
+                });
+                let [order, later_order] = masks.map(|mask| {
+                    // SAFETY: an entry has 32 bytes, the first 16 of them for the first four lanes.
+                    unsafe { _mm_loadu_si128(WORDS[mask].as_ptr().cast()) }
+                });
+                let word = [_mm_shuffle_epi8(next, order), _mm_shuffle_epi8(later, later_order)];
+                *x = refill(y, needs, _mm256_set_m128i(word[1], word[0]));
+                let symbols = [_mm256_castsi256_si128(slot), _mm256_extracti128_si256::<1>(slot)];
+                for (at, n) in numbers.into_iter().enumerate() {
+                    let row = _mm_cvtsi128_si32(_mm_shuffle_epi8(symbols[at], first_bytes));
+                    outs[n][done] = row.to_le_bytes();
+                    taken[n] += 2 * masks[at].count_ones() as usize;
+                }
+            }
+            done += 1;
+        }
+    }
+    for (n, segment) in segments.iter_mut().enumerate() {
+        let states = [_mm256_castsi256_si128(x[n / 2]), _mm256_extracti128_si256::<1>(x[n / 2])];
+        // SAFETY: there are more than four states, which have 16 bytes.
+        unsafe { _mm_storeu_si128(segment.states.as_mut_ptr().cast(), states[n % 2]) };
+        segment.taken = taken[n];
+    }
+    done
+}
+
+/// The states of a narrow segment.
+fn first_lanes(states: &[u32; LANES]) -> &[u32; NARROW] {
+    states.first_chunk().unwrap_or(&[0; NARROW])
+}
+
+/// Takes the symbols of these slots out of their states. Returns the states, and which of them need a word.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn look_up(slots: &[u32; 4096], index: __m256i) -> __m256i {
+fn pop(x: __m256i, slot: __m256i) -> (__m256i, __m256i) {
+    let f = _mm256_and_si256(_mm256_srli_epi32::<8>(slot), _mm256_set1_epi32(4095));
+    let f = _mm256_add_epi32(f, _mm256_set1_epi32(1));
+    let product = _mm256_mullo_epi32(f, _mm256_srli_epi32::<12>(x));
+    let y = _mm256_add_epi32(product, _mm256_srli_epi32::<20>(slot));
+    (y, _mm256_cmpeq_epi32(_mm256_srli_epi32::<16>(y), _mm256_setzero_si256()))
+}
+
+/// Appends a word to the states that need it; `words` are zero elsewhere.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn refill(y: __m256i, needs: __m256i, words: __m256i) -> __m256i {
+    let shift = _mm256_and_si256(needs, _mm256_set1_epi32(16));
+    _mm256_or_si256(_mm256_sllv_epi32(y, shift), words)
+}
+
+/// Looks up the slots of eight states, of four in each table.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up(slots: [&[u32; 4096]; 2], x: __m256i) -> __m256i {
+    let index = _mm256_and_si256(x, _mm256_set1_epi32(4095));
     let (low, high) = (_mm256_castsi256_si128(index), _mm256_extracti128_si256::<1>(index));
     let pairs = [
         _mm_cvtsi128_si64(low),
@@ -305,7 +382,8 @@ fn look_up(slots: &[u32; 4096], index: __m256i) -> __m256i {
         _mm_extract_epi64::<1>(high),
     ];
     let mut entries = [0; GROUP];
-    for (two, pair) in entries.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+    let tables = [slots[0], slots[0], slots[1], slots[1]];
+    for ((two, pair), slots) in entries.as_chunks_mut::<2>().0.iter_mut().zip(pairs).zip(tables) {
         // SAFETY: both indices are below 4096, the number of slots.
         *two = unsafe {
             [

@@ -254,7 +254,7 @@ pub(in crate::arch) fn decode<const STEPS: usize, const N: usize>(
     let in_pairs = load(&IN_PAIRS);
     let mut done = 0;
     loop {
-        let sure = sure_rows(&words, &taken, rows - done);
+        let sure = sure_rows::<LANES, N>(&words, &taken, rows - done);
         if sure == 0 {
             break;
         }

@@ -243,7 +243,9 @@ fn packed_symbols_come_back_piece_by_piece() {
 /// Symbols that are decoded ahead take memory that no limit counts.
 #[test]
 fn few_symbols_are_decoded_ahead() {
-    for (log, segments, ahead) in [(10, 6, 4 << 10), (10, 1, (1 << 10) + 1), (21, 3, 0), (24, 2, 0)] {
+    for (log, segments, ahead) in
+        [(10, 9, 8 << 10), (10, 1, (1 << 10) + 1), (18, 5, 4 << 18), (21, 3, 0), (24, 2, 0)]
+    {
         // The last of the segments has one symbol more.
         let n = (segments << log) + 1;
         let parts = vec![segment(&[7], 0); segments as usize + 1];
