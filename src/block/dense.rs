@@ -527,6 +527,28 @@ mod tests {
     }
 
     #[test]
+    fn elements_that_are_kept_to_note_their_changes_are_charged() {
+        let lens = vec![2, 3].into();
+        let space = IndexSpace { dtype: Dtype::F32, lens, row_lens: vec![], shapes: Default::default() };
+        let block = ones(Scope::Tensors { first: 0, count: 2 }, Support::All);
+        let is_enough = |most, notes| {
+            let mut buffers = [vec![0; 8], vec![0; 12]];
+            let mut targets: Vec<_> = buffers
+                .iter_mut()
+                .map(|data| Target { start: 0, len: data.len() as u64 / 4, data })
+                .collect();
+            let (sets, budget) = (Sets::new(), Budget::new(&Limits::default().with_max_alloc_bytes(most)));
+            let applied = match notes {
+                true => block.apply_noting(&space, &sets, &budget, &mut targets, |_, _, _, _| ()),
+                false => block.apply(&space, &sets, &budget, &mut targets),
+            };
+            applied.map_err(|e| assert_eq!(e.name(), "limit")).is_ok()
+        };
+        let [plain, noting] = [false, true].map(|notes| (0..99).find(|&most| is_enough(most, notes)));
+        assert_eq!(noting, plain.map(|plain| plain + 8 + 12));
+    }
+
+    #[test]
     fn targets_that_do_not_fit_are_refused_and_unchanged() {
         let sets = Sets::new();
         let budget = Budget::new(&Limits::default());
@@ -553,8 +575,10 @@ mod tests {
             };
             let bases: [&[u8]; 2] = [&[7; 8], &[7; 12]];
             let copied = based.apply_to_copies(&space, &bases, &mut targets, |_, _, _, _| ());
-            let [applied, copied] = [applied, copied].map(|result| result.map_err(|e| e.name()));
-            assert_eq!(applied, copied, "{parts:?}");
+            let noted = based.apply_noting(&space, &sets, &budget, &mut targets, |_, _, _, _| ());
+            let [applied, copied, noted] =
+                [applied, copied, noted].map(|result| result.map_err(|e| e.name()));
+            assert_eq!((&applied, &applied), (&copied, &noted), "{parts:?}");
             (applied, buffers.concat())
         };
         assert_eq!(apply(&[(8, 0, 2), (16, 1, 3)]).0, Ok(()));

@@ -88,3 +88,19 @@ pub enum Entropy {
     /// Fields of fixed width: larger, but each field has a known position.
     Packed,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_and_efforts_have_names() {
+        for (profile, name) in [(Profile::Full, "full"), (Profile::Core, "core")] {
+            assert_eq!((profile.name(), Profile::from_name(name)), (name, Some(profile)));
+        }
+        for (effort, name) in [(Effort::Fast, "fast"), (Effort::Default, "default")] {
+            assert_eq!(Effort::from_name(name), Some(effort));
+        }
+        assert_eq!((Profile::from_name("other"), Effort::from_name("other")), (None, None));
+    }
+}

@@ -348,6 +348,15 @@ mod tests {
     }
 
     #[test]
+    fn symbols_that_a_table_lacks_have_no_cost() {
+        let table = Table::from_counts(&counts_of(&[(10, 5), (12, 5)])).unwrap();
+        for (symbol, is_present) in [(9, false), (10, true), (11, false), (12, true), (13, false)] {
+            let cost = table.cost(&counts_of(&[(10, 1), (symbol, 1)]));
+            assert_eq!(cost.is_some(), is_present, "{symbol}");
+        }
+    }
+
+    #[test]
     fn malformed_tables_are_refused() {
         for bytes in [
             &[250u8, 10, 0][..],            // last > 255

@@ -104,6 +104,22 @@ mod tests {
         [&ZSTD_MAGIC, &[0, exponent << 3, 1 | (bytes.len() as u8) << 3, 0, 0][..], bytes].concat()
     }
 
+    #[test]
+    fn frames_of_other_projects_are_decoded_to_a_limit() {
+        let whole = frame(0, b"abc");
+        for (most, plain) in [(9, "abc"), (3, "abc"), (2, "abc"), (1, "ab"), (0, "a")] {
+            // One byte more than allowed tells that there are more.
+            assert_eq!(zstd_frame(&whole, most).as_deref(), Some(plain.as_bytes()), "{most}");
+        }
+        let followed = [&whole[..], &[0]].concat();
+        assert_eq!(zstd_frame(&followed, 3), None);
+        assert_eq!(zstd_frame(&followed, 2).as_deref(), Some(&b"abc"[..]));
+        assert_eq!(zstd_frame(&whole[..whole.len() - 1], 3), None);
+        assert_eq!(zstd_frame(b"abcdefgh", 8), None);
+        assert!(zstd_frame(&frame(17, b"abc"), 3).is_some(), "a window of 128 MiB");
+        assert_eq!(zstd_frame(&frame(18, b"abc"), 3), None, "a window of 256 MiB");
+    }
+
     fn inflated(frame: &[u8], len: u64, most: u64) -> std::result::Result<Vec<u8>, (&'static str, u64)> {
         let limits = Limits::default().with_max_inflated_bytes(most);
         inflate(frame, 7, (len, 5), "text", &limits).map_err(|e| (e.name(), e.location().unwrap().offset))

@@ -228,6 +228,10 @@ mod tests {
             assert!(info.sum_of_elements(first, &vec![0; bytes]).is_err(), "{first} {bytes}");
         }
         assert_eq!(info.sum_of_elements(120, &[]).unwrap(), SumDigest::ZERO);
+        let bytes = TensorInfo::new("w", Dtype::U8, [3]);
+        let [whole, first, last] = [(0, &[1, 2, 3][..]), (0, &[1]), (1, &[2, 3])]
+            .map(|(at, data)| bytes.sum_of_elements(at, data).unwrap());
+        assert_eq!(first + last, whole);
         let nibbles = TensorInfo::new("w", Dtype::F4E2M1, [3]);
         assert!(nibbles.sum_of_elements(0, &[1]).is_err());
         let all = TensorView::new(Dtype::F4E2M1, &[3], &[1, 2]).unwrap();

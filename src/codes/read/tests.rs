@@ -295,10 +295,30 @@ fn integers_come_back_from_their_symbols() {
         // The last symbol has no padding.
         assert!(in_each_way(&bytes, n + 1, &[]).into_iter().all(|read| read.is_ok()));
     }
+    // An integer more than 2^10 whole symbols is in a second segment.
+    let bytes = with_coding(JOINED, &with_coding(2, &segmented(&[0; 1025], 10, 0)));
+    validated(&bytes, 2049, &[]).unwrap();
     for per in [0, 1, 3, 5, 16] {
         let bytes = with_coding(JOINED, &with_coding(per, &joined(0, &[segment(&[1; 4], 0)])));
         assert!(in_each_way(&bytes, 4, &[]).into_iter().all(|read| outside(read).is_some()), "{per}");
         assert!(outside(validated(&bytes, 4, &[])).is_some());
+    }
+}
+
+#[test]
+fn codings_beyond_the_core_profile_are_named() {
+    let named = |bytes: &[u8], n| beyond_core(&Cursor::new(bytes, 0, "ints"), n).map_err(|e| e.name());
+    assert_eq!(named(&[], 0), Ok(None));
+    assert!(named(&[], 1).is_err());
+    for (coding, name) in [
+        (PACKED, None),
+        (TOKENS, None),
+        (SYMBOLS, None),
+        (REFERENCED, Some("referenced integers")),
+        (JOINED, Some("joined integers")),
+        (TREE, Some("integers in trees")),
+    ] {
+        assert_eq!(named(&[coding], 1), Ok(name), "{coding}");
     }
 }
 

@@ -219,6 +219,27 @@ mod tests {
     }
 
     #[test]
+    fn runs_of_two_sets_of_tensors_ascend_and_list_them() {
+        fn runs<D: Copy>(digest: D, firsts: &[u64]) -> Option<Vec<Delta<D>>> {
+            let run = |&first: &u64| Delta { first, more: 1, base: digest, result: digest };
+            Some(firsts.iter().map(run).collect())
+        }
+        let later = DeltaRuns { hashed: runs([1; 16], &[4, 9]), summed: None };
+        let both = DeltaRuns { hashed: runs([1; 16], &[0, 6]), summed: runs(SumDigest::ZERO, &[2]) };
+        let expected =
+            DeltaRuns { hashed: runs([1; 16], &[0, 4, 6, 9]), summed: runs(SumDigest::ZERO, &[2]) };
+        assert_eq!(later.clone().with(both.clone()), expected);
+        assert_eq!(both.with(later), expected);
+
+        let header = UpdateHeader::default().with_runs(expected);
+        let listed: Vec<u64> = (0..13).filter(|&tensor| header.lists(tensor)).collect();
+        assert_eq!(listed, [0, 1, 2, 3, 4, 5, 6, 7, 9, 10]);
+        let summed = UpdateHeader::default().with_sums(runs(SumDigest::ZERO, &[2]));
+        assert_eq!((0..5).filter(|&tensor| summed.lists(tensor)).count(), 2);
+        assert!(!UpdateHeader::default().lists(0));
+    }
+
+    #[test]
     fn lanes_of_a_sum_are_below_the_prime() {
         fn run<D>(base: D, result: D) -> Delta<D> {
             Delta { first: 0, more: 1, base, result }

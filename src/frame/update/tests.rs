@@ -138,6 +138,29 @@ fn blocks_that_are_read_alone_are_checked() {
 }
 
 #[test]
+fn runs_with_digests_of_either_kind_are_written_in_order() {
+    fn runs<D: Copy>(digest: D, firsts: [u64; 2]) -> Option<Vec<Delta<D>>> {
+        Some(firsts.map(|first| Delta { first, more: 0, base: digest, result: digest }).into())
+    }
+    let manifest = manifest(2);
+    for (hashed, summed, in_order) in
+        [([0, 1], [0, 1], true), ([1, 0], [0, 1], false), ([0, 1], [1, 0], false), ([0, 1], [1, 1], false)]
+    {
+        let header = UpdateHeader::default()
+            .with_delta(runs([1; 16], hashed))
+            .with_sums(runs(crate::digest::SumDigest::ZERO, summed));
+        let mut encoder = crate::stream::Encoder::new(crate::stream::EncodeOptions::default());
+        let written = encoder.update(&mut Vec::new(), &header, &manifest, [] as [Block; 0]);
+        let is_order = |e: &Error| e.to_string().contains("tensors of a delta");
+        assert_eq!(
+            written.as_ref().err().is_some_and(is_order),
+            !in_order,
+            "{hashed:?} {summed:?} {written:?}"
+        );
+    }
+}
+
+#[test]
 fn blocks_that_replace_elements_ascend_and_do_not_overlap() {
     let tensor = Scope::Tensor;
     let several = |first, count| Scope::Tensors { first, count };

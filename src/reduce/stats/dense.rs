@@ -119,6 +119,7 @@ mod tests {
         let options = StatsOptions::default().with_grid(true);
         let tensor = TensorBuf::from_f32(vec![5, len / 5], &values[..(len / 5 * 5) as usize]).unwrap();
         let read = |range: Range<u64>| {
+            assert!(range.end - range.start <= PIECE);
             let values = &values[range.start as usize..range.end as usize];
             TensorBuf::from_f32(vec![values.len() as u64], values)
         };

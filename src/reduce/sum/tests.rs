@@ -111,6 +111,41 @@ fn updates_of_every_float_type_are_scaled_added_and_divided() {
 }
 
 #[test]
+fn the_memory_of_a_sum_and_of_its_pieces_is_limited() {
+    let manifest = manifest(&[Dtype::F32; 3]);
+    // A sum of f32 and the elements of one update, for each tensor.
+    let of_one = 2 * 4 * N;
+    let sum = |most| {
+        let limits = Limits::default().with_max_alloc_bytes(most);
+        let mut sum = Sum::new(&manifest, SumOptions::default().with_limits(limits));
+        for tensor in 0..3 {
+            take(&mut sum, &of(tensor), &[dense(Scope::Tensor(tensor), 1.0)], 1.0).unwrap();
+        }
+        sum
+    };
+    let finish = |most| sum(most).finish(false).map(|_| ()).map_err(|e| e.name());
+    let pieces = |most| {
+        let mut pieces = sum(most).into_pieces(false).map_err(|e| e.name())?;
+        pieces.try_for_each(|piece| piece.map(drop).map_err(|e| e.name()))
+    };
+    assert_eq!((finish(3 * of_one), pieces(3 * of_one)), (Ok(()), Ok(())));
+    // Two windows: the pieces of one at a time need less than all tensors.
+    assert_eq!((finish(3 * of_one - 1), pieces(3 * of_one - 1)), (Err("limit"), Ok(())));
+    assert_eq!((finish(2 * of_one - 1), pieces(2 * of_one - 1)), (Err("limit"), Err("limit")));
+}
+
+#[test]
+fn lent_memory_has_zeros_at_any_length() {
+    let mut spare = Spare::default();
+    for (room, len) in [(0, 9), (20, 5), (20, 20), (5, 20)] {
+        let mut lent = vec![0; room];
+        lent.truncate(5);
+        spare.give(lent);
+        assert_eq!(spare.take(len), vec![0; len], "{room} {len}");
+    }
+}
+
+#[test]
 fn memory_of_a_replaced_tensor_is_zero_for_the_next() {
     let manifest = manifest(&[Dtype::F32, Dtype::Bf16]);
     let added = |tensor| Block { add: true, ..sparse(Scope::Tensor(tensor)) };
