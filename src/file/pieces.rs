@@ -96,7 +96,8 @@ impl<'a> File<'a> {
         }
     }
 
-    /// Whether an update was made against this base; true for an update that is no delta.
+    /// Whether an update was made against this base; true for an update that is no delta. A delta that
+    /// changes nothing has no digest of its base: an update before it tells.
     fn fits(&self, update: usize, base: &BTreeMap<String, TensorView<'_>>) -> bool {
         let entry = &self.updates()[update];
         if !entry.header.is_delta() {
@@ -119,8 +120,8 @@ impl<'a> File<'a> {
         };
         // One run suffices here: the decoder compares them all.
         match (&entry.header.sums, &entry.header.delta) {
-            (Some(sums), _) => sums.first().is_none_or(is_summed),
-            (_, delta) => delta.iter().flatten().next().is_none_or(is_base),
+            (Some(sums), _) => sums.first().is_some_and(is_summed),
+            (_, delta) => delta.iter().flatten().next().is_some_and(is_base),
         }
     }
 
@@ -320,10 +321,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::block::{Block, Floats, Scope, Stored, Support, Values};
     use crate::compress::{Input, Options, compress, deltas};
     use crate::frame::{TensorInfo, UpdateHeader};
     use crate::limits::Limits;
-    use crate::stream::{EncodeOptions, Writer};
+    use crate::stream::{EncodeOptions, Encoder, Writer};
     use crate::tensor::Dtype;
 
     const LENS: [u64; 9] = [3, 0, 400, 5000, 1, 900, 2500, 7, 33];
@@ -341,12 +343,16 @@ mod tests {
         LENS.iter().enumerate().map(tensor).collect()
     }
 
+    fn manifest() -> Arc<Manifest> {
+        let infos =
+            LENS.iter().enumerate().map(|(i, &len)| TensorInfo::new(format!("t{i}"), Dtype::F32, [len]));
+        Arc::new(Manifest::new(infos.collect()).unwrap())
+    }
+
     /// A stream of an update with each of these codecs; `delta` is made against the tensors of the step
     /// before.
     fn stream(codecs: &[&str], index: bool) -> Vec<u8> {
-        let infos =
-            LENS.iter().enumerate().map(|(i, &len)| TensorInfo::new(format!("t{i}"), Dtype::F32, [len]));
-        let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+        let manifest = manifest();
         let options = EncodeOptions::default().with_part_bytes(7000).with_index(index);
         let mut writer = Writer::new(Vec::new(), options);
         for (step, spec) in codecs.iter().enumerate() {
@@ -462,5 +468,115 @@ mod tests {
         let mut pieces = file.pieces(0, |_| true, &none).unwrap();
         let error = pieces.by_ref().find_map(Result::err).unwrap();
         assert_eq!((error.name(), pieces.next().is_none()), ("checksum_mismatch", true));
+    }
+
+    /// A stream of deltas, each from a step to another; of a full update where there is no step before. Each
+    /// tensor that changes has digests of its own: hashes or sums.
+    fn chain(steps: &[(Option<usize>, usize)], hashed: bool) -> Vec<u8> {
+        let manifest = manifest();
+        let mut writer = Writer::new(Vec::new(), EncodeOptions::default());
+        for &(from, to) in steps {
+            let (old, new) = (tensors(from.unwrap_or(to)), tensors(to));
+            let (mut inputs, mut hashes, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+            for (first, ((name, new), (_, old))) in (0..).zip(new.iter().zip(&old)) {
+                if from.is_some() && old == new {
+                    continue;
+                }
+                let (view, base) = (new.view(), from.map(|_| old.view()));
+                inputs.push(Input { tensor: first, name, view, base });
+                let info = &manifest.tensors()[first as usize];
+                let [base, result] = [old, new].map(|of| run_digest(&[tensor_digest(of.view())]));
+                hashes.push(Delta { first, more: 0, base, result });
+                let [base, result] = [old, new].map(|of| info.sum_digest(of.view()).unwrap());
+                sums.push(Delta { first, more: 0, base, result });
+            }
+            let codec = if from.is_some() { "delta" } else { "raw" };
+            let codecs = vec![codec.parse().unwrap(); inputs.len()];
+            // Blocks of one tensor each: those of several would need one digest.
+            let each = inputs.chunks(1).zip(codecs.chunks(1));
+            let blocks: Vec<_> = each
+                .flat_map(|(input, codec)| compress(input, codec, &Options::default(), None).unwrap())
+                .collect();
+            let header = UpdateHeader::default().with_step(to as u64);
+            let header = match (from, hashed) {
+                (None, _) => header,
+                (_, true) => header.with_delta(Some(hashes)),
+                (_, false) => header.with_sums(Some(sums)),
+            };
+            writer.update(&header, &manifest, &blocks).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    /// Compares an update with the tensors of a step: all of them, and one large tensor.
+    fn assert_step(bytes: &[u8], update: usize, from: Option<usize>, step: usize) {
+        let file = File::open(bytes, Limits::default()).unwrap();
+        let base = from.map(tensors).unwrap_or_default();
+        let base = views(&base);
+        let expected: BTreeMap<u64, Vec<u8>> =
+            (0..).zip(tensors(step).into_iter().map(|(_, tensor)| tensor.into_data())).collect();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        pool.install(|| {
+            let (found, _) = joined(file.pieces(update, |_| true, &base).unwrap()).unwrap();
+            assert!(found == expected, "{update} from {from:?}");
+            let (one, _) = joined(file.pieces(update, |name| name == "t6", &base).unwrap()).unwrap();
+            assert!(one.len() == 1 && one[&6] == expected[&6], "{update} from {from:?}");
+        });
+    }
+
+    #[test]
+    fn the_digests_of_tensors_tell_which_deltas_are_applied() {
+        for hashed in [false, true] {
+            let full = chain(&[(None, 0), (Some(0), 1), (Some(1), 2)], hashed);
+            let deltas = chain(&[(Some(0), 1), (Some(1), 2), (Some(2), 3)], hashed);
+            for update in 0..3 {
+                for from in [None, Some(0), Some(1), Some(7)] {
+                    assert_step(&full, update, from, update);
+                }
+                for from in 0..=update {
+                    assert_step(&deltas, update, Some(from), update + 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_delta_that_changes_nothing_is_applied_after_those_before_it() {
+        for hashed in [false, true] {
+            let full = chain(&[(None, 1), (Some(1), 1)], hashed);
+            assert_step(&full, 1, None, 1);
+            let deltas = chain(&[(Some(0), 1), (Some(1), 1), (Some(1), 1), (Some(1), 2)], hashed);
+            for from in [0, 1] {
+                assert_step(&deltas, 1, Some(from), 1);
+                assert_step(&deltas, 2, Some(from), 1);
+                assert_step(&deltas, 3, Some(from), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn tensors_that_share_a_block_are_decoded_together() {
+        let manifest = manifest();
+        let bytes = vec![0; 4 * LENS[4..7].iter().sum::<u64>() as usize];
+        let values = Values::Floats(Floats { stored: Stored::F32, bytes });
+        let scope = Scope::Tensors { first: 4, count: 3 };
+        let block = Block { scope, add: false, support: Support::All, values };
+        let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
+        encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &[block]).unwrap();
+        encoder.finish(&mut bytes);
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        let none = BTreeMap::new();
+        let found = file.pieces(0, |_| true, &none).unwrap().joined;
+        assert_eq!(found, [false, false, false, false, false, true, true, false, false]);
+    }
+
+    #[test]
+    fn an_update_without_tensors_has_no_pieces() {
+        let manifest = Arc::new(Manifest::new(vec![]).unwrap());
+        let mut writer = Writer::new(Vec::new(), EncodeOptions::default());
+        writer.update(&UpdateHeader::default(), &manifest, &[] as &[Block]).unwrap();
+        let bytes = writer.finish().unwrap();
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        assert!(file.pieces(0, |_| true, &BTreeMap::new()).unwrap().next().is_none());
     }
 }
