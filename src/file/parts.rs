@@ -142,8 +142,13 @@ impl<'a> File<'a> {
             Listed::ByIndex(indexed) => indexed,
             Listed::Read { body_len, sets } => {
                 let mut read = self.read_again(part, *body_len, sets, last)?;
+                let mut number = 0;
                 read.blocks.retain(|raw| {
-                    needs.touches(raw.scope.first(), raw.scope.tensors()) && needs.has(raw.scope, raw.add)
+                    let is_needed = needs.touches(raw.scope.first(), raw.scope.tensors())
+                        && needs.has(raw.scope, raw.add);
+                    read.numbers.extend(is_needed.then_some(number));
+                    number += 1;
+                    is_needed
                 });
                 return Ok(Unchecked { part: read, crcs: Vec::new() });
             }
@@ -164,6 +169,7 @@ impl<'a> File<'a> {
         }
         if let Ok(read) = &mut read {
             read.frame = Some(part.frame);
+            read.numbers = blocks.iter().map(|&(number, ..)| number as u64).collect();
         }
         let crcs = blocks.iter().filter(|_| !check).map(|(number, ..)| indexed.blocks[*number].crc).collect();
         Ok(Unchecked { part: read?, crcs })

@@ -1,5 +1,6 @@
 use super::*;
 use crate::block::{Block, BlockOptions, Floats, Scope, Sparse, Support, Ulp, Values};
+use crate::digest::SumDigest;
 use crate::file::{index_start, ranges};
 use crate::frame::{Delta, IndexedFrame, Metadata, TensorInfo, run_digest, tensor_digest};
 use crate::stream::{EncodeOptions, Encoder, Writer};
@@ -354,6 +355,16 @@ fn errors_of_a_file_have_their_places() {
     let e = file.tensor(0, "a", &BTreeMap::new()).unwrap_err();
     assert_eq!(place(e), ("out_of_range", bodies[2] + at, Some(2), Some(0)));
     assert!(file.tensor(0, "b", &BTreeMap::new()).is_ok());
+    // The same in the second block, whether or not the first is read, too.
+    let at = entry.block_offset(1) + entry.blocks[1].len - 17;
+    let wrong = rebuilt(&bytes, |frames, _| frames[2].2[in_memory(at)] = 9);
+    for file in [File::open(&wrong, Limits::default()), File::scan(&wrong, Limits::default())] {
+        let file = file.unwrap();
+        for wanted in ["b", ""] {
+            let found = file.tensors(0, |name| wanted.is_empty() || name == wanted, &BTreeMap::new());
+            assert_eq!(place(found.unwrap_err()), ("out_of_range", bodies[2] + at, Some(2), Some(1)));
+        }
+    }
     // Blocks in the wrong order.
     let swapped = rebuilt(&bytes, |frames, entries| {
         let [first, second] = [0, 1].map(|block| in_memory(entries[0].block_offset(block)));
@@ -388,10 +399,17 @@ fn the_parts_of_an_update_are_read_together() {
     // Added blocks in any order, so that the first part lists the second run of the delta.
     let run = |first| Delta { first, more: 0, base: [1; 16], result: [2; 16] };
     let delta = vec![run(0), run(1), run(2)];
-    let header = UpdateHeader::default().with_step(1).with_delta(Some(delta.clone()));
+    let sum = |first| Delta { first, more: 0, base: SumDigest::ZERO, result: SumDigest::ZERO };
+    let sums = vec![sum(0), sum(1), sum(2)];
+    let header = UpdateHeader::default().with_step(1);
+    let header = header.with_delta(Some(delta.clone())).with_sums(Some(sums.clone()));
     let added = [1, 0, 1, 2].map(|tensor| Block { add: true, ..filled(tensor, 1.0) });
     encoder.update(&mut bytes, &header, &manifest, &added).unwrap();
     encoder.finish(&mut bytes);
+    let scanned = File::scan(&bytes, Limits::default()).unwrap();
+    let only = scanned.parts(0, |name| name == "b").unwrap();
+    let only = only.iter().flat_map(|part| &part.blocks).map(|raw| raw.scope);
+    assert_eq!(only.collect::<Vec<_>>(), [Scope::Tensor(1)]);
     let file = File::open(&bytes, Limits::default()).unwrap();
     assert_eq!(file.updates().len(), 2);
     assert_eq!(file.blocks(0).unwrap().iter().map(|b| b.first).collect::<Vec<_>>(), [0, 1, 2]);
@@ -399,7 +417,10 @@ fn the_parts_of_an_update_are_read_together() {
     let tensors = file.tensors(0, |_| true, &BTreeMap::new()).unwrap();
     let expected = values.map(|value| TensorBuf::from_f32(vec![4], &[value; 4]).unwrap());
     assert_eq!(tensors, Vec::from_iter((0..).zip(expected)));
-    assert_eq!(file.updates()[1].header.delta, Some(delta));
+    for file in [&file, &scanned] {
+        let header = &file.updates()[1].header;
+        assert_eq!((&header.delta, &header.sums), (&Some(delta.clone()), &Some(sums.clone())));
+    }
     let manifest_len = read_index(&bytes).unwrap().frames[0].len;
     let listed: u64 = file.updates().iter().map(|update| update.bytes).sum();
     assert_eq!(listed + manifest_len + PREAMBLE_LEN as u64, index_start(&bytes).unwrap());

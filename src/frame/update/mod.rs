@@ -145,6 +145,8 @@ pub struct UpdatePart<'a> {
     pub blocks: Vec<RawBlock<'a>>,
     /// Number of its frame in the stream, for errors; `None` if the stream was not read in order.
     pub(crate) frame: Option<u64>,
+    /// Number of each block in the part, for errors; empty if all blocks were read.
+    pub(crate) numbers: Vec<u64>,
     tables: Vec<Table>,
     sets: Arc<Sets>,
     limits: Limits,
@@ -259,6 +261,7 @@ impl<'a> UpdatePart<'a> {
             blocks,
             tables: head.tables,
             frame: None,
+            numbers: Vec::new(),
             sets: Arc::clone(sets),
             limits: limits.clone(),
         };
@@ -309,6 +312,7 @@ impl<'a> UpdatePart<'a> {
             blocks: read,
             tables: parsed.tables,
             frame: None,
+            numbers: Vec::new(),
             sets: Arc::clone(sets),
             limits: limits.clone(),
         };
@@ -461,7 +465,8 @@ impl<'a> UpdatePart<'a> {
     pub(crate) fn place(&self, error: Error, block: usize) -> Error {
         let error =
             self.blocks.get(block).map(|raw| raw.scope.first()).into_iter().fold(error, Error::in_tensor);
-        self.frame.into_iter().fold(error.in_block(block as u64), Error::in_frame)
+        let number = self.numbers.get(block).copied().unwrap_or(block as u64);
+        self.frame.into_iter().fold(error.in_block(number), Error::in_frame)
     }
 
     /// Decodes all blocks, in parallel. The result does not depend on the number of threads.

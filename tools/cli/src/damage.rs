@@ -115,7 +115,7 @@ impl Damage {
         }
     }
 
-    /// Records that block `number` of a part does not decode.
+    /// Records that a block of a part, `number` among those that were read, does not decode.
     pub(crate) fn see_block(&mut self, error: Error, number: usize, part: &UpdatePart<'_>, frame: u64) {
         let error = match error {
             Error::Gcodec(error) => error,
@@ -128,7 +128,7 @@ impl Damage {
         let tensor = at.and_then(|at| at.tensor).or(input);
         let info = tensor.and_then(|t| part.manifest.tensors().get(usize::try_from(t).ok()?));
         let block = at.and_then(|at| at.block);
-        let raw = block.and_then(|b| part.blocks.get(usize::try_from(b).ok()?));
+        let raw = block.and_then(|_| part.blocks.get(number));
         let mut failure = explain(error, Some(&part.manifest));
         if !failure.message.contains("frame ") {
             failure = failure.about(format_args!("frame {frame}"));
