@@ -182,11 +182,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::block::Scope;
+    use crate::block::{Block, Floats, Scope, Sparse, Stored, Support, Ulp, Values};
     use crate::compress::{Input, Options, compress};
-    use crate::frame::{Manifest, UpdateHeader};
+    use crate::frame::{Manifest, UpdateHeader, run_digest, tensor_digest};
     use crate::limits::Limits;
-    use crate::stream::{EncodeOptions, Writer};
+    use crate::stream::{EncodeOptions, Encoder, Writer};
     use crate::tensor::{Dtype, TensorBuf};
 
     const LEN: usize = 9000;
@@ -270,6 +270,154 @@ mod tests {
                     assert_eq!(failed.unwrap_err().name(), "checksum_mismatch");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_window_has_one_block_or_as_many_as_are_decoded_at_a_time() {
+        let unit = batch_bytes() / 4;
+        let place = |(start, end): &(u64, u64)| Place { part: 0, block: 0, bytes: start * unit..end * unit };
+        let blocks = [(1, 2), (3, 4), (4, 7), (7, 9), (13, 20), (29, 30)].iter().map(place).collect();
+        let mut large = Large { tensor: 0, parts: vec![], blocks, done: 0, bytes: 33 * unit, delta: None };
+        let mut windows = Vec::new();
+        while large.done < large.bytes {
+            let (range, blocks) = large.window();
+            large.done = range.end;
+            windows.push((range.start / unit, range.end / unit, blocks.len()));
+        }
+        let one_by_one = [(4, 7, 1), (7, 9, 1), (9, 20, 1)];
+        let base = [(20, 24, 0), (24, 28, 0)];
+        assert_eq!(windows, [&[(0, 4, 2)][..], &one_by_one, &base, &[(28, 30, 1), (30, 33, 0)]].concat());
+    }
+
+    /// A stream of one update.
+    fn update(header: &UpdateHeader, infos: &[TensorInfo], blocks: &[Block]) -> Vec<u8> {
+        let manifest = Arc::new(Manifest::new(infos.to_vec()).unwrap());
+        let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
+        encoder.update(&mut bytes, header, &manifest, blocks).unwrap();
+        encoder.finish(&mut bytes);
+        bytes
+    }
+
+    fn filled(scope: Scope, support: Support, count: usize) -> Block {
+        let bytes = 1f32.to_le_bytes().repeat(count);
+        Block { scope, add: false, support, values: Values::Floats(Floats { stored: Stored::F32, bytes }) }
+    }
+
+    /// Returns the elements of a tensor, decoded in memory of other contents, and the number of pieces.
+    fn in_used_memory(
+        file: &File<'_>,
+        name: &str,
+        base: &BTreeMap<String, TensorView<'_>>,
+    ) -> Result<(Vec<u8>, usize)> {
+        let mut pieces = file.pieces(0, |n| n == name, base)?;
+        pieces.reuse(vec![0xaa; 200_000]);
+        let pieces = pieces.collect::<Result<Vec<_>>>()?;
+        Ok((pieces.iter().flat_map(|piece| &piece.data).copied().collect(), pieces.len()))
+    }
+
+    #[test]
+    fn elements_that_no_block_gives_are_zeros() {
+        let infos = [TensorInfo::new("w", Dtype::F32, [50_000])];
+        let range = |start: u64, len: u64| {
+            filled(Scope::Range { tensor: 0, start, len }, Support::All, in_memory(len))
+        };
+        let sparse = Support::Sparse(Sparse { positions: vec![7] });
+        for blocks in [
+            vec![filled(Scope::Tensor(0), sparse, 1)],
+            vec![range(100, 49_900)],
+            vec![range(0, 49_900)],
+            vec![range(0, 100), range(200, 49_800)],
+        ] {
+            let bytes = update(&UpdateHeader::default(), &infos, &blocks);
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            let expected = file.tensor(0, "w", &BTreeMap::new()).unwrap();
+            let (found, _) = in_used_memory(&file, "w", &BTreeMap::new()).unwrap();
+            assert!(found == expected.data(), "{:?}", blocks[0].scope);
+        }
+    }
+
+    #[test]
+    fn a_tensor_of_bytes_comes_in_pieces() {
+        let infos = [TensorInfo::new("w", Dtype::F8E4M3Fn, [80_000])];
+        let block = |start| Block {
+            values: Values::Floats(Floats { stored: Stored::Source, bytes: vec![start as u8 + 3; 40_000] }),
+            ..filled(Scope::Range { tensor: 0, start, len: 40_000 }, Support::All, 0)
+        };
+        let bytes = update(&UpdateHeader::default(), &infos, &[block(0), block(40_000)]);
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        let expected = [[3; 40_000], [(40_000u64 as u8) + 3; 40_000]].concat();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let found = pool.install(|| in_used_memory(&file, "w", &BTreeMap::new())).unwrap();
+        assert!(found == (expected, 2), "{} pieces", found.1);
+    }
+
+    #[test]
+    fn a_tensor_of_a_delta_is_decoded_whole_where_pieces_are_not_enough() {
+        let names = ["a", "b"];
+        let tensors = |dtype: Dtype, data: [Vec<u8>; 2]| {
+            let tensor = |data: Vec<u8>| {
+                let len = data.len() as u64 * 8 / u64::from(dtype.bits());
+                TensorBuf::new(dtype, vec![len], data).unwrap()
+            };
+            data.map(tensor)
+        };
+        // The first elements of both tensors change, all of which are zero in the base.
+        let changed = |value: f32| {
+            let mut data = vec![0; 20_000];
+            data[..40].copy_from_slice(&value.to_le_bytes().repeat(10));
+            tensors(Dtype::F32, [data.clone(), data])
+        };
+        let (ones, twos) = (changed(1.0), changed(2.0));
+        let sparse = |positions: Vec<u64>| Support::Sparse(Sparse { positions });
+        let both =
+            filled(Scope::Tensors { first: 0, count: 2 }, sparse((0..10).chain(5000..5010).collect()), 20);
+        let first = |tensor| filled(Scope::Range { tensor, start: 0, len: 10 }, Support::All, 10);
+        let added = [0, 0, 1, 1].map(|tensor| Block { add: true, ..first(tensor) });
+        let step = |tensor| Block {
+            scope: Scope::Tensor(tensor),
+            add: false,
+            support: sparse(vec![3]),
+            values: Values::Ulp(Ulp { diffs: vec![1] }),
+        };
+        let mut halves = vec![0; 10_000];
+        halves[1] = 0x10;
+        let halves = tensors(Dtype::F4E2M1, [halves.clone(), halves]);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        for (what, new, blocks, more, hash) in [
+            ("one sum of both", &ones, vec![first(0)], 1, None),
+            ("one block of both", &ones, vec![both], 0, None),
+            ("added blocks", &twos, added.to_vec(), 0, None),
+            ("elements of 4 bits", &halves, vec![step(0), step(1)], 0, None),
+            ("right hashes", &ones, vec![first(0), first(1)], 0, Some(&ones)),
+            ("wrong hashes", &ones, vec![first(0), first(1)], 0, Some(&twos)),
+        ] {
+            let (dtype, shape) = (new[0].dtype(), new[0].shape().to_vec());
+            let infos = names.map(|name| TensorInfo::new(name, dtype, shape.clone()));
+            let zeros = TensorBuf::new(dtype, shape, vec![0; new[0].data().len()]).unwrap();
+            // Of two tensors with a common sum, only the first changes.
+            let old = [zeros.clone(), if more > 0 { new[1].clone() } else { zeros }];
+            let sums = |of: [TensorView<'_>; 2]| -> Vec<SumDigest> {
+                let each = infos.iter().zip(of).map(|(info, view)| info.sum_digest(view).unwrap());
+                if more > 0 { vec![each.sum()] } else { each.collect() }
+            };
+            let [before, after] = [&old, new].map(|[a, b]| sums([a.view(), b.view()]));
+            let pairs = before.into_iter().zip(after);
+            let runs = (0..).zip(pairs).map(|(first, (base, result))| Delta { first, more, base, result });
+            let hashes = hash.map(|new| {
+                let digest = |of: &TensorBuf| run_digest(&[tensor_digest(of.view())]);
+                let run =
+                    |(first, (old, new))| Delta { first, more: 0, base: digest(old), result: digest(new) };
+                (0..).zip(old.iter().zip(new)).map(run).collect()
+            });
+            let header = UpdateHeader::default().with_sums(Some(runs.collect())).with_delta(hashes);
+            let bytes = update(&header, &infos, &blocks);
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            let base = BTreeMap::from([0, 1].map(|i| (names[i].to_owned(), old[i].view())));
+            let found = pool.install(|| in_used_memory(&file, "a", &base)).map_err(|e| e.name());
+            let is_wrong = what == "wrong hashes";
+            let expected = if is_wrong { Err("checksum_mismatch") } else { Ok((new[0].data().to_vec(), 1)) };
+            assert!(found == expected, "{what}");
         }
     }
 }
