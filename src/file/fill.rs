@@ -300,10 +300,13 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::block::{
+        Block, Constant, Floats, Groups, ScaleFormat, Scales, Scope, Sparse, Stored, Support, Values,
+    };
     use crate::compress::{Input, Options, compress, deltas};
     use crate::frame::{Manifest, UpdateHeader};
     use crate::limits::Limits;
-    use crate::stream::{EncodeOptions, Writer};
+    use crate::stream::{EncodeOptions, Encoder, Writer};
     use crate::tensor::{Dtype, TensorBuf};
 
     /// Large tensors with several blocks, small ones that share a block, an empty one, and one of 4 bits.
@@ -494,5 +497,141 @@ mod tests {
         assert_eq!(file.elements(1, &[], &none, &|_| ()).unwrap_err().name(), "input");
         let small = File::open(&bytes, Limits::default().with_max_alloc_bytes(5000)).unwrap();
         assert_eq!(small.elements(0, &[(0, 0..2000)], &none, &|_| ()).unwrap_err().name(), "limit");
+    }
+
+    /// A stream of an update of tensors of so many elements.
+    fn update(lens: &[u64], blocks: &[Block]) -> Vec<u8> {
+        let info = |(i, &len): (usize, &u64)| TensorInfo::new(format!("t{i}"), Dtype::F32, [len]);
+        let manifest = Arc::new(Manifest::new(lens.iter().enumerate().map(info).collect()).unwrap());
+        let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
+        encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, blocks).unwrap();
+        encoder.finish(&mut bytes);
+        bytes
+    }
+
+    fn floats(scope: Scope, support: Support, values: Range<u16>) -> Block {
+        let bytes = values.flat_map(|value| f32::from(value).to_le_bytes()).collect();
+        Block { scope, add: false, support, values: Values::Floats(Floats { stored: Stored::F32, bytes }) }
+    }
+
+    /// A block whose elements are equal. Only with memory for all of them it is decoded.
+    fn constant(scope: Scope, value: f32) -> Block {
+        let scales = Scales::from_f32s(ScaleFormat::F32, &[value]);
+        let values = Values::Constant(Constant { groups: Groups::Block, scales });
+        Block { scope, add: false, support: Support::All, values }
+    }
+
+    #[test]
+    fn elements_are_of_all_blocks_that_have_them() {
+        let none = BTreeMap::new();
+        let lens = [4, 5, 9, 7, 3, 6];
+        let positions = Support::Sparse(Sparse { positions: vec![1, 8] });
+        let blocks = [
+            floats(Scope::Tensors { first: 0, count: 2 }, Support::All, 20..29),
+            floats(Scope::Tensor(2), Support::All, 1..10),
+            floats(Scope::Range { tensor: 3, start: 2, len: 3 }, Support::All, 30..33),
+            constant(Scope::Tensors { first: 4, count: 2 }, 40.0),
+            Block { add: true, ..floats(Scope::Tensor(2), positions, 50..52) },
+            Block { add: true, ..floats(Scope::Tensors { first: 4, count: 2 }, Support::All, 60..69) },
+        ];
+        // Without the added blocks, elements of two tensors are in a dense block that is not read in place.
+        for blocks in [&blocks[..4], &blocks] {
+            let bytes = update(&lens, blocks);
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            for (tensor, len) in (0..).zip(lens) {
+                let whole = file.tensor(0, &format!("t{tensor}"), &none).unwrap();
+                for start in 0..len {
+                    for end in start + 1..=len {
+                        let found = file.elements(0, &[(tensor, start..end)], &none, &|_| ()).unwrap();
+                        let expected = &whole.data()[start as usize * 4..end as usize * 4];
+                        assert_eq!(found[0], expected, "{tensor}: {start}..{end}");
+                    }
+                }
+            }
+            let all: Vec<_> = (0..).zip(lens).map(|(tensor, len)| (tensor, 0..len)).collect();
+            let found = file.elements(0, &all, &none, &|_| ()).unwrap();
+            let tensors = file.tensors(0, |_| true, &none).unwrap();
+            assert!(found.iter().eq(tensors.iter().map(|(_, tensor)| tensor.data())));
+        }
+    }
+
+    #[test]
+    fn the_rest_of_a_block_is_read_only_for_its_elements() {
+        let none = BTreeMap::new();
+        let mut bytes = stream(&["lossless"], true);
+        // The kind of its values, behind the scope and before the length of its support, which is 0.
+        let kind = {
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            let part = file.parts(0, |name| name == "t0").unwrap().remove(0);
+            (part.blocks[2].values_offset() - 2) as usize
+        };
+        bytes[kind] = 0x7f;
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        // The first call compares the heads of all blocks with the index.
+        for _ in 0..2 {
+            let around = [(0, 300..600), (0, 900..1200)];
+            assert!(file.elements(0, &around, &none, &|_| ()).is_ok());
+            for damaged in [599..601, 899..900] {
+                let found = file.elements(0, &[(0, damaged)], &none, &|_| ());
+                assert_eq!(found.unwrap_err().name(), "checksum_mismatch");
+            }
+        }
+    }
+
+    #[test]
+    fn elements_stay_within_the_memory_limit() {
+        let none = BTreeMap::new();
+        let place = |e: Error| {
+            let at = e.location().unwrap();
+            (e.name(), at.offset, at.frame, at.block)
+        };
+        let bytes = stream(&["raw"], true);
+        let open = |limit| File::open(&bytes, Limits::default().with_max_alloc_bytes(limit)).unwrap();
+        let read = |limit| open(limit).elements(0, &[(0, 0..2000)], &none, &|_| ()).map(drop).map_err(place);
+        assert_eq!((read(8000), read(7999)), (Ok(()), Err(("limit", 0, None, None))));
+        // Blocks of 1200 bytes: memory is needed where not all of a block goes to one place.
+        let file = open(1000);
+        let second = file.parts(0, |name| name == "t0").unwrap()[0].blocks[1].offset;
+        let fill = |ranges: &[Range<u64>]| {
+            let mut data: Vec<_> = ranges.iter().map(|range| vec![0; range.clone().count() * 4]).collect();
+            let places = ranges.iter().zip(&mut data);
+            let mut places: Vec<_> =
+                places.map(|(range, data)| Place { tensor: 0, start: range.start, data }).collect();
+            file.fill(0, &mut places, &none, &|_| ()).map_err(place)
+        };
+        assert_eq!(fill(&[0..300, 300..600]), Ok(()));
+        assert_eq!(fill(&[0..300, 300..599]), Err(("limit", second, Some(1), Some(1))));
+        // Here also for all numbers, before they are in their places.
+        let bytes = update(&[300], &[constant(Scope::Tensor(0), 1.0)]);
+        let fill = |limit| {
+            let file = File::open(&bytes, Limits::default().with_max_alloc_bytes(limit)).unwrap();
+            let block = file.blocks(0).map(|_| file.parts(0, |_| true).unwrap()[0].blocks[0].offset).unwrap();
+            let found = file.elements(0, &[(0, 0..300)], &none, &|_| ());
+            found.map(drop).map_err(place).map_err(|(name, at, ..)| (name, at >= block))
+        };
+        assert_eq!((fill(2500), fill(2000)), (Ok(()), Err(("limit", true))));
+    }
+
+    #[test]
+    fn elements_of_more_bytes_than_addresses_are_refused() {
+        // Eight times 2^60 bytes.
+        let bytes = update(&[1 << 58], &[]);
+        let file = File::open(&bytes, Limits::default().with_max_alloc_bytes(u64::MAX)).unwrap();
+        let e = file.elements(0, &vec![(0, 0..1 << 58); 8], &BTreeMap::new(), &|_| ()).unwrap_err();
+        assert_eq!((e.name(), e.location().unwrap().offset), ("limit", 0));
+    }
+
+    #[test]
+    fn for_no_elements_no_block_is_decoded() {
+        let mut bytes = stream(&["lossless", "delta"], true);
+        let last = {
+            let file = File::open(&bytes, Limits::default()).unwrap();
+            let raw = &file.parts(0, |name| name == "t0").unwrap()[0].blocks[0];
+            (raw.offset + raw.len - 1) as usize
+        };
+        bytes[last] ^= 1;
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        let read = |range| file.elements(1, &[(0, range)], &BTreeMap::new(), &|_| ()).map_err(|e| e.name());
+        assert_eq!((read(3..3), read(3..4)), (Ok(vec![vec![]]), Err("checksum_mismatch")));
     }
 }
