@@ -175,10 +175,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("long");
         let mut file = AtomicFile::create(&target).unwrap();
+        assert_eq!((file.early.written, file.early.every), (0, 128 << 20));
         file.early.every = 10_000;
         for i in 0..100u8 {
             file.write_all(&[i; 1000]).unwrap();
             assert_eq!(file.early.flush.is_some(), i >= 10);
+            // The next flush begins after as many bytes again.
+            assert!(i > 10 || file.early.written == if i < 10 { (u64::from(i) + 1) * 1000 } else { 1000 });
         }
         file.commit().unwrap();
         assert_eq!(fs::read(&target).unwrap(), (0..100).flat_map(|i| [i; 1000]).collect::<Vec<_>>());
@@ -198,6 +201,17 @@ mod tests {
         early.begin(&unflushed).unwrap();
         assert!(early.wait().is_err());
         early.wait().unwrap();
+    }
+
+    #[test]
+    fn a_file_whose_early_flush_failed_does_not_appear() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("file");
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.write_all(b"new").unwrap();
+        file.early.flush = Some(std::thread::spawn(|| Err(io::Error::other("no space"))));
+        assert_eq!(file.commit().unwrap_err().to_string(), "no space");
+        assert!(!target.exists());
     }
 
     #[test]

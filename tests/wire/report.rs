@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use gcodec::block::{Block, Floats, Scope, Sparse, Stored, Support, Values, ValuesId};
+use gcodec::digest::SumDigest;
 use gcodec::file::report::{Detail, Report};
-use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use gcodec::internal::HEADER_LEN;
 use gcodec::reduce::stats::StatsOptions;
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, FrameInfo, SliceReader};
@@ -146,4 +147,23 @@ fn what_is_not_shown_is_counted() {
     assert_eq!((update.header.step, update.kept), (1, 8));
     let [row] = &update.tensors[..] else { panic!("one tensor") };
     assert_eq!((row.number, row.note.as_str(), row.kept), (1, "block 1", Some(4)));
+}
+
+#[test]
+fn a_delta_is_marked_as_one_even_without_blocks() {
+    let infos = ["a", "b"].map(|name| TensorInfo::new(name, Dtype::F32, [4]));
+    let manifest = Arc::new(Manifest::new(infos.to_vec()).unwrap());
+    let report = |runs: Vec<Delta<SumDigest>>, blocks: &[Block]| {
+        let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+        let header = UpdateHeader::default().with_sums(Some(runs));
+        encoder.update(&mut out, &header, &manifest, blocks).unwrap();
+        encoder.finish(&mut out);
+        let (report, error) = Report::of(&out, Limits::default(), &());
+        assert!(error.is_none());
+        (report.beyond_core, report.updates[0].tensors.iter().map(|row| row.is_delta).collect::<Vec<_>>())
+    };
+    assert_eq!(report(vec![], &[]), (Some("a delta"), vec![]));
+    let run = Delta { first: 1, more: 0, base: SumDigest::ZERO, result: SumDigest::ZERO };
+    let one = block(Scope::Tensor(1), Support::All, &[1.0; 4]);
+    assert_eq!(report(vec![run], &[one]), (Some("a delta"), vec![true]));
 }
