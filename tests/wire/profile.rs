@@ -121,37 +121,63 @@ fn specs() -> impl Iterator<Item = Codec> {
     Codec::NAMES.iter().copied().chain(more).map(|spec| spec.parse().unwrap())
 }
 
+/// Encodes tensors in both profiles, and compares their elements. Returns the streams, or what the core profile
+/// does not have.
+fn in_both_profiles(
+    tensors: &[(String, TensorBuf)],
+    codec: Codec,
+) -> Result<(Vec<u8>, Vec<u8>), &'static str> {
+    let full = encoded(tensors, codec, Profile::Full).unwrap();
+    let core = match encoded(tensors, codec, Profile::Core) {
+        Ok(core) => core,
+        Err(Error::Input(InputError { kind: InputErrorKind::BeyondCore { what }, .. })) => return Err(what),
+        Err(other) => panic!("{codec}: {other}"),
+    };
+    assert!(blocks_of_the_profile(&core) > 0, "{codec}");
+    let (report, error) = Report::of(&core, Limits::default(), &());
+    assert_eq!((report.beyond_core, error.map(|e| e.to_string())), (None, None), "{codec}");
+    let elements = |stream: &[u8]| {
+        let file = File::open(stream, Limits::default()).unwrap();
+        file.tensors(0, |_| true, &Default::default()).unwrap()
+    };
+    assert!(elements(&core) == elements(&full), "{codec}: other elements");
+    Ok((full, core))
+}
+
+/// What the core profile does not have, by codec.
+const REFUSED: [(&str, &str); 3] = [("delta", "a delta"), ("demo", "dct"), ("powersgd", "low-rank")];
+
 #[test]
 fn every_codec_writes_its_elements_in_the_profile_or_says_why_not() {
     let (mut written, mut refused, mut differ) = (0, Vec::new(), 0);
     for name in ["digits_convnet_step0030_worker0", "gpt_attention_bf16_sync020"] {
         let tensors = gradients(name);
         for codec in specs() {
-            let full = encoded(&tensors, codec, Profile::Full).unwrap();
-            let core = match encoded(&tensors, codec, Profile::Core) {
-                Ok(core) => core,
-                Err(Error::Input(InputError { kind: InputErrorKind::BeyondCore { what }, .. })) => {
-                    refused.push((codec.name(), what));
-                    continue;
-                }
-                Err(other) => panic!("{codec}: {other}"),
-            };
-            assert!(blocks_of_the_profile(&core) > 0, "{codec}");
-            let (report, error) = Report::of(&core, Limits::default(), &());
-            assert_eq!((report.beyond_core, error.map(|e| e.to_string())), (None, None), "{codec}");
-            let elements = |stream: &[u8]| {
-                let file = File::open(stream, Limits::default()).unwrap();
-                file.tensors(0, |_| true, &Default::default()).unwrap()
-            };
-            assert!(elements(&core) == elements(&full), "{codec}: other elements");
-            differ += u32::from(core != full);
-            written += 1;
+            match in_both_profiles(&tensors, codec) {
+                Ok((full, core)) => (written, differ) = (written + 1, differ + u32::from(core != full)),
+                Err(what) => refused.push((codec.name(), what)),
+            }
         }
     }
     assert!(written > 50 && differ > 20, "{written} {differ}");
     refused.sort_unstable();
     refused.dedup();
-    assert_eq!(refused, [("delta", "a delta"), ("demo", "dct"), ("powersgd", "low-rank")]);
+    assert_eq!(refused, REFUSED);
+}
+
+#[test]
+fn every_codec_writes_small_tensors_in_the_profile_or_says_why_not() {
+    let gradient = gradients("digits_convnet_step0030_worker0");
+    let all: Vec<u8> = gradient.iter().flat_map(|(_, tensor)| tensor.data()).copied().collect();
+    let tensor = |(number, [rows, columns]): (usize, [u64; 2])| {
+        let data = all[number * 4000..][..(rows * columns * 4) as usize].to_vec();
+        (format!("t{number}"), TensorBuf::new(Dtype::F32, vec![rows, columns], data).unwrap())
+    };
+    let tensors: Vec<_> = [[8, 20], [1, 90], [30, 16]].into_iter().enumerate().map(tensor).collect();
+    for codec in specs() {
+        let refused = REFUSED.iter().find(|(name, _)| *name == codec.name()).map(|(_, what)| *what);
+        assert_eq!(in_both_profiles(&tensors, codec).err(), refused, "{codec}");
+    }
 }
 
 #[test]
