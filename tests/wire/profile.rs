@@ -121,8 +121,8 @@ fn specs() -> impl Iterator<Item = Codec> {
     Codec::NAMES.iter().copied().chain(more).map(|spec| spec.parse().unwrap())
 }
 
-/// Encodes tensors in both profiles, and compares their elements. Returns the streams, or what the core profile
-/// does not have.
+/// Encodes tensors in both profiles, and compares their elements. Returns the streams, or what the core
+/// profile does not have.
 fn in_both_profiles(
     tensors: &[(String, TensorBuf)],
     codec: Codec,
