@@ -187,6 +187,7 @@ fn run_one(
     let log = folders.artifacts.join(format!("{}.log", target.name));
     let mut command = Command::new(binary(&folders.tree, target)?);
     let regressions = folder().join("regressions").join(target.name);
+    let longest = longest_input(seconds);
     command
         .arg(folders.corpus.join(target.name))
         .args(Some(regressions).filter(|r| r.is_dir()))
@@ -194,7 +195,7 @@ fn run_one(
         .arg(format!("-dict={}", folder().join("gcodec.dict").display()))
         .arg(format!("-max_len={}", target.max_len))
         .args(["-len_control=0", "-rss_limit_mb=2560", "-print_final_stats=1"])
-        .args([format!("-timeout={}", longest_input(seconds)), "-report_slow_units=30".to_owned()]);
+        .args([format!("-timeout={longest}"), format!("-report_slow_units={}", longest / 2)]);
     prepare(&mut command);
     let output = File::create(&log)?;
     let mut child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
@@ -230,9 +231,9 @@ fn report_failure(outcome: &Outcome) {
     }
 }
 
-/// Returns the seconds, by the clock, after which an input counts as endless. A short run has low priority
-/// beside the tests, where five seconds of a core, which some inputs take, can be minutes; and it is over
-/// before an endless input could reach the limit of a long run.
+/// Returns the seconds, by the clock, after which an input counts as endless; after half of them it is
+/// reported. A short run has low priority beside the tests, where five seconds of a core, which some inputs
+/// take, can be minutes; and it is over before an endless input could reach the limit of a long run.
 fn longest_input(seconds: f64) -> u32 {
     if seconds > 60.0 { 60 } else { 1200 }
 }
