@@ -119,9 +119,9 @@ impl<'a> File<'a> {
             tensors(run.first, run.last()).and_then(sum) == Some(run.base)
         };
         // One run suffices here: the decoder compares them all.
-        match (&entry.header.sums, &entry.header.delta) {
-            (Some(sums), _) => sums.first().is_some_and(is_summed),
-            (_, delta) => delta.iter().flatten().next().is_some_and(is_base),
+        match entry.header.sums.iter().flatten().next() {
+            Some(sum) => is_summed(sum),
+            None => entry.header.delta.iter().flatten().next().is_some_and(is_base),
         }
     }
 

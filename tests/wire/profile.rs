@@ -144,7 +144,7 @@ fn in_both_profiles(
     Ok((full, core))
 }
 
-/// What the core profile does not have, by codec.
+/// Codecs that the core profile refuses, each with what it does not have.
 const REFUSED: [(&str, &str); 3] = [("delta", "a delta"), ("demo", "dct"), ("powersgd", "low-rank")];
 
 #[test]

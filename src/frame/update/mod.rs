@@ -465,8 +465,12 @@ impl<'a> UpdatePart<'a> {
     pub(crate) fn place(&self, error: Error, block: usize) -> Error {
         let error =
             self.blocks.get(block).map(|raw| raw.scope.first()).into_iter().fold(error, Error::in_tensor);
-        let number = self.numbers.get(block).copied().unwrap_or(block as u64);
-        self.frame.into_iter().fold(error.in_block(number), Error::in_frame)
+        self.frame.into_iter().fold(error.in_block(self.number_of(block)), Error::in_frame)
+    }
+
+    /// Returns the number in the part of `blocks[block]`: a file may have read only some of its blocks.
+    pub fn number_of(&self, block: usize) -> u64 {
+        self.numbers.get(block).copied().unwrap_or(block as u64)
     }
 
     /// Decodes all blocks, in parallel. The result does not depend on the number of threads.

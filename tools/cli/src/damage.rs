@@ -115,20 +115,20 @@ impl Damage {
         }
     }
 
-    /// Records that a block of a part, `number` among those that were read, does not decode.
-    pub(crate) fn see_block(&mut self, error: Error, number: usize, part: &UpdatePart<'_>, frame: u64) {
+    /// Records that a block does not decode, number `index` of those that were read.
+    pub(crate) fn see_block(&mut self, error: Error, index: usize, part: &UpdatePart<'_>, frame: u64) {
         let error = match error {
             Error::Gcodec(error) => error,
             // The hash of the model is right, so the codes are wrong.
-            Error::Input(what) => return self.see_codes(Failure::invalid(what), number, part, frame),
-            error => return self.see_codes(learned::failure(error), number, part, frame),
+            Error::Input(what) => return self.see_codes(Failure::invalid(what), index, part, frame),
+            error => return self.see_codes(learned::failure(error), index, part, frame),
         };
         let at = error.location();
         let input = if let gcodec::Error::Input(e) = &error { e.tensor } else { None };
         let tensor = at.and_then(|at| at.tensor).or(input);
         let info = tensor.and_then(|t| part.manifest.tensors().get(usize::try_from(t).ok()?));
         let block = at.and_then(|at| at.block);
-        let raw = block.and_then(|_| part.blocks.get(number));
+        let raw = part.blocks.get(index).filter(|_| block.is_some());
         let mut failure = explain(error, Some(&part.manifest));
         if !failure.message.contains("frame ") {
             failure = failure.about(format_args!("frame {frame}"));
@@ -146,9 +146,9 @@ impl Damage {
         });
     }
 
-    /// Records that a model does not decode the codes of block `number`.
-    fn see_codes(&mut self, failure: Failure, number: usize, part: &UpdatePart<'_>, frame: u64) {
-        let raw = part.blocks.get(number);
+    /// Records that a model does not decode the codes of a block, number `index` of those that were read.
+    fn see_codes(&mut self, failure: Failure, index: usize, part: &UpdatePart<'_>, frame: u64) {
+        let (raw, number) = (part.blocks.get(index), part.number_of(index));
         let info = raw.and_then(|raw| part.manifest.tensors().get(usize::try_from(raw.scope.first()).ok()?));
         let tensor = info.map(|info| info.name.clone());
         let place = format!("frame {frame}, block {number}, tensor {:?}", tensor.as_deref().unwrap_or("?"));
@@ -157,7 +157,7 @@ impl Damage {
             offset: raw.map_or(0, |raw| raw.offset),
             bytes: raw.map_or(0, |raw| raw.len),
             frame: Some(frame),
-            block: Some(number as u64),
+            block: Some(number),
             tensor,
             step: Some(part.header.step),
             sender: Some(part.header.sender),
