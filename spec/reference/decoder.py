@@ -1728,7 +1728,8 @@ class Decoder:
             previous = number
             inner = r.part(r.varint())
             if number == 1:
-                out["label"] = utf8(inner.take(inner.left()), inner.at)          # [UPD-7]
+                label = utf8(inner.take(inner.left()), inner.at)                 # [UPD-7]
+                out.update({"label": label} if label else {})
             elif number in lists and number in ATTRIBUTES:
                 lists[number] = self.delta(inner, manifest, is_sum=number == 4)
                 out["delta" if number == 2 else "sums"] = [run.describe() for run in lists[number]]

@@ -48,6 +48,8 @@ fn updates(area: &mut Area) {
     area.valid("reduction-sum", "CNV-4", with(Update { reduction: 1, ..update(&man(), []) }));
     area.valid("label", "UPD-7 UPD-4", with(update(&man(), []).attribute(1, bytes().raw("topk:größe"))))
         .encoded();
+    area.valid("label-empty", "UPD-7", with(update(&man(), []).attribute(1, bytes())))
+        .notes("the same as no label");
     let unknown = update(&man(), [over(whole(0))]).attribute(3, bytes().raw("?")).attribute(201, bytes());
     area.valid("attributes-unknown-odd", "UPD-5 UPD-4", with(unknown));
     area.valid("attributes-label-and-private", "UPD-5", {

@@ -16,6 +16,8 @@ use gcodec_packaging::{Result, root};
 
 /// Version to install if cargo-fuzz is missing.
 const CARGO_FUZZ: &str = "0.13.2";
+/// Characters that are shown of a line of a finding's message.
+const MOST_SHOWN: usize = 2000;
 /// Number of targets that run at once.
 const AT_ONCE: usize = 2;
 
@@ -219,9 +221,17 @@ fn run_one(
     outcome.findings = files(&artifacts)?.into_iter().filter(|f| !before.contains(f)).collect();
     // libFuzzer exits with 72 when interrupted.
     outcome.failed = !matches!(status.code(), Some(0 | 72));
-    let said = text.lines().filter(|l| l.contains("panicked at") || l.contains("ERROR: ")).take(2);
-    outcome.said = format!("{}; see {}", said.collect::<Vec<_>>().join(": "), log.display());
+    outcome.said = format!("{}\nlog: {}", reason(&text), log.display());
     Ok(outcome)
+}
+
+/// Returns why a target ended before its time: the lines of the panic or of the sanitizer, each in part.
+fn reason(log: &str) -> String {
+    let mut lines = log.lines().skip_while(|l| !l.contains("panicked at") && !l.contains("ERROR: "));
+    let first = lines.next().into_iter();
+    let message = lines.take_while(|l| !l.starts_with("note: ") && !l.starts_with("stack backtrace"));
+    let short = |l: &str| l.chars().take(MOST_SHOWN).collect::<String>();
+    first.chain(message.take(4)).map(short).collect::<Vec<_>>().join("\n")
 }
 
 /// Prints why a target ended before its time, if it did.
@@ -275,7 +285,13 @@ fn report(outcomes: &[Outcome]) -> bool {
         );
     }
     for o in outcomes {
-        o.findings.iter().for_each(|f| println!("found by {}: {}", o.name, f.display()));
+        for finding in &o.findings {
+            println!("found by {}: {}", o.name, finding.display());
+            // The file may be out of reach later, as on a machine that only tests.
+            let hex: String =
+                fs::read(finding).unwrap_or_default().iter().map(|b| format!("{b:02x}")).collect();
+            hex.as_bytes().chunks(128).for_each(|line| println!("  {}", String::from_utf8_lossy(line)));
+        }
         // A target that never ran has not passed.
         if o.executions == 0 && !o.failed {
             println!("{} ran nothing", o.name);
@@ -309,5 +325,14 @@ mod tests {
         outcome.take(log);
         let found = (outcome.executions, outcome.edges, outcome.features, outcome.corpus);
         assert_eq!(found, (57, 13, 14, 5));
+    }
+
+    #[test]
+    fn the_reason_of_a_failure_has_the_message() {
+        let log = "#1 INITED\nthread '<unnamed>' (7) panicked at fuzz_targets/reference.rs:92:13:\nanother stream\n\
+            ours   1\ntheirs 2\nnote: run with\n==7== ERROR: libFuzzer: deadly signal\n";
+        let said = "thread '<unnamed>' (7) panicked at fuzz_targets/reference.rs:92:13:\nanother stream\nours   1\ntheirs 2";
+        assert_eq!(reason(log), said);
+        assert_eq!(reason("==7== ERROR: libFuzzer: timeout\n"), "==7== ERROR: libFuzzer: timeout");
     }
 }
