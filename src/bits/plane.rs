@@ -335,6 +335,14 @@ impl<const N: usize> Kernel for Join<'_, N> {
     }
 }
 
+/// Returns the number of fewer than 8 bytes.
+#[cold]
+fn last_word(bytes: &[u8]) -> u64 {
+    let mut chunk = [0; 8];
+    chunk.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    u64::from_le_bytes(chunk)
+}
+
 /// Reads a bit plane whose length has been checked.
 pub(crate) struct PlaneReader<'a> {
     bytes: &'a [u8],
@@ -365,15 +373,25 @@ impl<'a> PlaneReader<'a> {
                     low
                 }
             }
-            None => {
-                let mut chunk = [0; 8];
-                for (to, from) in chunk.iter_mut().zip(tail) {
-                    *to = *from;
-                }
-                u64::from_le_bytes(chunk) >> shift
-            }
+            None => last_word(tail) >> shift,
         };
         if width == 64 { value } else { value & ((1 << width) - 1) }
+    }
+
+    /// Returns the next 57 bits or more, `from` bits further on. Past the end of the plane they are zeros.
+    #[inline(always)]
+    pub(crate) fn ahead(&self, from: u64) -> u64 {
+        let bit = self.bit + from;
+        let tail = self.bytes.get(in_memory(bit / 8)..).unwrap_or_default();
+        let word =
+            tail.first_chunk::<8>().map_or_else(|| last_word(tail), |chunk| u64::from_le_bytes(*chunk));
+        word >> (bit % 8)
+    }
+
+    /// Skips `bits`.
+    #[inline(always)]
+    pub(crate) fn skip(&mut self, bits: u64) {
+        self.bit += bits;
     }
 
     /// Checks that the last byte of a plane of `count` fields of `width` bits is padded with zeros. The

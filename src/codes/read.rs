@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::arch::{pages, threads};
+use crate::arch::{self, pages, threads};
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
 use crate::codes::ints::{BY_GROUP, JOINED, PACKED, REFERENCED, SYMBOLS, SegmentKind, TOKENS, TREE};
 use crate::codes::joined::{JoinedReader, read_per};
@@ -300,11 +300,9 @@ fn read_grouped_tokens(
             let first = symbols.iter().find(|&&s| s >= tokens::TOKENS).copied().unwrap_or(tokens::TOKENS);
             return Err(Error::out_of_range("token", first.into(), offset));
         }
-        let bits: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
+        let bits = tokens::raw_len(symbols);
         let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
-        for (value, &token) in values.iter_mut().zip(symbols) {
-            *value = tokens::value(token, plane.get(tokens::raw_bits(token)));
-        }
+        arch::run(tokens::Read { tokens: symbols, raw: &mut plane, values });
         plane.finish("raw bits")
     })?;
     Ok(values)

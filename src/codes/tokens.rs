@@ -1,7 +1,8 @@
 //! Integers of any size as a token and raw bits (spec, section 7.1).
 
-use crate::arch;
 use crate::arch::threads::{SHARE, each};
+use crate::arch::{self, Kernel};
+use crate::bits::PlaneReader;
 use crate::codes::count::count_symbols;
 use crate::codes::integers::Tokens;
 use crate::codes::table::Counts;
@@ -27,7 +28,6 @@ pub(crate) const fn raw_bits(token: u8) -> u32 {
 /// Returns a bit for each of up to 64 tokens, from the lowest on: whether it has raw bits. Few have, and
 /// which of them is too random for branches.
 pub(crate) fn with_raw(tokens: &[u8]) -> u64 {
-    const ONES: u64 = u64::MAX / 255;
     let (eights, rest) = tokens.as_chunks::<8>();
     let of_eight = |eight: [u8; 8]| {
         // The highest bit of each byte that is at least the first token with raw bits. No token has this bit.
@@ -40,6 +40,9 @@ pub(crate) fn with_raw(tokens: &[u8]) -> u64 {
     let eights = eights.iter().copied().chain((!rest.is_empty()).then_some(last));
     eights.zip((0..).step_by(8)).fold(0, |all, (eight, at)| all | of_eight(eight) << at)
 }
+
+/// One in each byte.
+const ONES: u64 = u64::MAX / 255;
 
 /// The first token with raw bits.
 const FIRST_WITH_RAW: u8 = 4;
@@ -67,6 +70,51 @@ static SMALLEST: [u64; 128] = {
     }
     values
 };
+
+/// Returns the number of raw bits of tokens below [`TOKENS`].
+pub(crate) fn raw_len(tokens: &[u8]) -> u64 {
+    // Their sum has 16 bits.
+    let piece = |tokens: &[u8]| tokens.iter().map(|&token| raw_bits(token) as u16).sum::<u16>();
+    tokens.chunks(1 << 10).map(|tokens| u64::from(piece(tokens))).sum()
+}
+
+/// Reads the values of tokens below [`TOKENS`] from a plane of their raw bits.
+pub(crate) struct Read<'a, 'p> {
+    pub(crate) tokens: &'a [u8],
+    pub(crate) raw: &'a mut PlaneReader<'p>,
+    pub(crate) values: &'a mut [u64],
+}
+
+impl Kernel for Read<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { tokens, raw, values } = self;
+        let (eights, tokens) = tokens.as_chunks::<8>();
+        let (of_eights, values) = values.as_chunks_mut::<8>();
+        for (tokens, values) in eights.iter().zip(of_eights) {
+            let bits = tokens.map(|token| raw_bits(token) as u8);
+            // Byte i has the raw bits of the tokens up to i, if no token has many.
+            let sums = u64::from_le_bytes(bits).wrapping_mul(ONES).to_le_bytes();
+            let [four, eight] = [sums[3], sums[7]];
+            let has_many = u64::from_le_bytes(bits) & (ONES * 0xe0) != 0;
+            if has_many || four > 57 || eight - four > 57 {
+                values.iter_mut().zip(tokens).for_each(|(v, &t)| *v = value(t, raw.get(raw_bits(t))));
+                continue;
+            }
+            let words = [raw.ahead(0), raw.ahead(four.into())];
+            for i in 0..8 {
+                let start = u64::from(sums[i] - bits[i] - if i < 4 { 0 } else { four });
+                let (token, bits) = (u64::from(tokens[i]), u64::from(bits[i]));
+                let top = token & 1 | u64::from(token > 1) << 1;
+                values[i] = top << bits | words[i / 4] >> start & !(u64::MAX << bits);
+            }
+            raw.skip(eight.into());
+        }
+        values.iter_mut().zip(tokens).for_each(|(v, &t)| *v = value(t, raw.get(raw_bits(t))));
+    }
+}
 
 /// Returns the raw bits of all values whose tokens are counted.
 pub(crate) fn raw_cost(counts: &Counts) -> u64 {
@@ -111,6 +159,7 @@ pub(crate) fn cost_of_counts(counts: &Counts) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bits::PlaneWriter;
     use crate::codes::{Coder, Entropy, Role, write_entropy_tokens};
 
     #[test]
@@ -142,6 +191,34 @@ mod tests {
                 let t = token(v);
                 assert!(t < TOKENS);
                 assert_eq!(value(t, raw(v, raw_bits(t))), v);
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_read_from_their_raw_bits_in_every_form() {
+        let word =
+            |i: u64| u64::from(crate::random::word(5, 0, i)) << 32 | u64::from(crate::random::word(6, 0, i));
+        // Shifts: few raw bits, more than a word of eight tokens, and so many that their sums overflow.
+        for (least, spread) in [(58, 6), (50, 14), (44, 8), (30, 34), (0, 64), (0, 1)] {
+            for len in [0, 1, 7, 8, 9, 64, 2001] {
+                let values: Vec<u64> =
+                    (0..len).map(|i| word(i) >> (least + word(i + 5000) % spread)).collect();
+                let tokens: Vec<u8> = values.iter().map(|&v| token(v)).collect();
+                let mut bytes = Vec::new();
+                let mut writer = PlaneWriter::new(&mut bytes);
+                for &v in &values {
+                    let bits = raw_bits(token(v));
+                    writer.put(raw(v, bits), bits);
+                }
+                writer.finish();
+                assert_eq!(raw_len(&tokens).div_ceil(8), bytes.len() as u64);
+                for form in arch::forms() {
+                    let (mut plane, mut read) = (PlaneReader::new(&bytes, 0), vec![1; values.len()]);
+                    arch::run_as(form, Read { tokens: &tokens, raw: &mut plane, values: &mut read });
+                    assert!(read == values, "{form:?}: {len} values of {least} to {}", least + spread);
+                    plane.finish("raw bits").unwrap();
+                }
             }
         }
     }
