@@ -199,25 +199,10 @@ impl<'a> RawBlock<'a> {
 
     /// Decodes the block.
     pub(crate) fn decode(&self, decoder: &mut Decoder<'_>, manifest: [u8; 32], sets: &Sets) -> Result<Block> {
-        let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
         let values_offset = self.values_offset();
-        decoder.budget.reserve_elements(self.space.len(), self.offset)?;
-        let support_offset = values_offset - self.support.len() as u64;
-        let support_cursor = Cursor::new(self.support, support_offset, "support");
-        let (support, count) = Support::read(support_cursor, decoder, self.support_id, &around)?;
-        if self.add && matches!(support, Support::Based(_)) {
-            return Err(Error::out_of_range("support of an added block", self.support_id.0, support_offset));
-        }
+        let (support, count) = self.read_support(decoder, manifest, sets)?;
         let group_counts = support.group_counts();
-        let space = ValueSpace {
-            count,
-            is_all: support == Support::All,
-            tensors: Some(self.scope.tensors()),
-            dtype: self.space.dtype,
-            row_lens: &self.space.row_lens,
-            group_counts: &group_counts,
-            elements: Some(Elements { support: &support, space: &self.space }),
-        };
+        let space = self.value_space(&support, count, &group_counts);
         let values =
             Values::read(Cursor::new(self.values, values_offset, "values"), decoder, self.values_id, &space)?;
         if self.add && values.gives_bits() {
@@ -235,6 +220,60 @@ impl<'a> RawBlock<'a> {
             ));
         }
         Ok(Block { scope: self.scope, add: self.add, support, values })
+    }
+
+    /// Decodes the positions of a sparse block whose values are elements as they are, which stay where they
+    /// are. Returns `None` for other blocks.
+    pub(crate) fn decode_in_place(
+        &self,
+        decoder: &mut Decoder<'_>,
+        manifest: [u8; 32],
+        sets: &Sets,
+    ) -> Result<Option<(Vec<u64>, &'a [u8])>> {
+        if !(self.is_sparse() && Values::are_elements(self.values_id, self.values)) {
+            return Ok(None);
+        }
+        let (support, count) = self.read_support(decoder, manifest, sets)?;
+        let space = self.value_space(&support, count, &[]);
+        let values = Cursor::new(self.values, self.values_offset(), "values");
+        let elements = Values::take_elements(values, &space)?;
+        Ok(support.into_positions().map(|positions| (positions, elements)))
+    }
+
+    /// Takes the elements of the block from the budget, and reads its support and the number of its values.
+    fn read_support(
+        &self,
+        decoder: &mut Decoder<'_>,
+        manifest: [u8; 32],
+        sets: &Sets,
+    ) -> Result<(Support, u64)> {
+        let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
+        decoder.budget.reserve_elements(self.space.len(), self.offset)?;
+        let offset = self.values_offset() - self.support.len() as u64;
+        let cursor = Cursor::new(self.support, offset, "support");
+        let (support, count) = Support::read(cursor, decoder, self.support_id, &around)?;
+        if self.add && matches!(support, Support::Based(_)) {
+            return Err(Error::out_of_range("support of an added block", self.support_id.0, offset));
+        }
+        Ok((support, count))
+    }
+
+    /// Returns what `count` values at the positions of `support` depend on.
+    fn value_space<'s>(
+        &'s self,
+        support: &'s Support,
+        count: u64,
+        group_counts: &'s [u64],
+    ) -> ValueSpace<'s> {
+        ValueSpace {
+            count,
+            is_all: *support == Support::All,
+            tensors: Some(self.scope.tensors()),
+            dtype: self.space.dtype,
+            row_lens: &self.space.row_lens,
+            group_counts,
+            elements: Some(Elements { support, space: &self.space }),
+        }
     }
 
     /// Returns the index set that the support refers to, if it is a [`Support::Set`] with an id.
@@ -265,15 +304,7 @@ impl<'a> RawBlock<'a> {
     /// are arbitrary.
     pub(crate) fn decode_into(&self, decoder: &Decoder<'_>, out: &mut [u8]) -> Result<()> {
         decoder.budget.reserve_elements(self.space.len(), self.offset)?;
-        let space = ValueSpace {
-            count: self.space.len(),
-            is_all: true,
-            tensors: Some(self.scope.tensors()),
-            dtype: self.space.dtype,
-            row_lens: &[],
-            group_counts: &[],
-            elements: Some(Elements { support: &Support::All, space: &self.space }),
-        };
+        let space = self.value_space(&Support::All, self.space.len(), &[]);
         let cursor = Cursor::new(self.values, self.values_offset(), "values");
         Values::read_into(cursor, decoder, self.values_id, &space, out)
     }

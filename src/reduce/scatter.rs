@@ -4,75 +4,99 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
+use super::total;
 use crate::arch::pages;
+use crate::arch::prefetch::prefetch;
 use crate::block::values::{Content, to_number};
-use crate::block::{Block, RawBlock, Scope, Sets, Sparse, Stored, Support, ValuesId};
+use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, Stored, ValuesId};
 use crate::error::Result;
-use crate::frame::Manifest;
 use crate::limits::{Budget, in_memory};
+use crate::tensor::Dtype;
 
 /// Elements that are summed in one step, so that they stay in the second-level cache.
 const WINDOW: usize = 1 << 15;
+/// A window is divided by its positions if fewer than one of so many elements has a value.
+const FEW: usize = 32;
+/// Entries of the next window that are fetched early, in time for the reads that come next.
+const AHEAD: usize = 64;
 /// Windows that one thread sums one after the other.
 const WINDOWS: usize = 32;
 
 /// Whether a block can be added to a sum by its positions alone.
-pub(super) fn takes(block: &Block) -> bool {
-    matches!(block.support, Support::Sparse(_))
-        && !matches!(block.scope, Scope::Range { .. })
-        && !block.add
-        && !matches!(block.values.facts().content, Content::Ulps(_))
+pub(super) fn takes(raw: &RawBlock<'_>) -> bool {
+    raw.is_sparse()
+        && !matches!(raw.scope, Scope::Range { .. })
+        && !raw.add
+        && raw.values_id != ValuesId::ULP
+        && is_small(&raw.space)
 }
 
-/// Whether [`takes`] accepts a block once it is decoded.
-pub(super) fn takes_raw(raw: &RawBlock<'_>) -> bool {
-    raw.is_sparse() && !matches!(raw.scope, Scope::Range { .. }) && !raw.add && raw.values_id != ValuesId::ULP
+/// Whether a position and an element have room in one [`Entry`].
+fn is_small(space: &IndexSpace) -> bool {
+    space.dtype == Dtype::F32 && space.len() <= 1 << 32
+}
+
+/// A position and an f32 value: together, because both are read at once, and half of a position is zeros.
+#[derive(Debug, Clone, Copy)]
+struct Entry(u64);
+
+impl Entry {
+    fn new(position: u64, value: [u8; 4]) -> Self {
+        Self(position | u64::from(u32::from_le_bytes(value)) << 32)
+    }
+
+    #[inline(always)]
+    fn position(self) -> u64 {
+        self.0 & 0xffff_ffff
+    }
+
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from_bits((self.0 >> 32) as u32)
+    }
 }
 
 /// A sparse block of a sender, with its values as numbers.
-pub(super) struct Decoded<'a> {
-    positions: &'a [u64],
-    numbers: Cow<'a, [[u8; 4]]>,
-    weight: f64,
-    first: usize,
+#[derive(Debug, Clone)]
+pub(super) struct Entries {
+    pub(super) scope: Scope,
+    /// Elements of each of its tensors.
     lens: Vec<u64>,
+    entries: Vec<Entry>,
 }
 
-impl<'a> Decoded<'a> {
-    /// Reads a block of f32 tensors that [`takes`] accepts.
-    pub(super) fn new(
-        block: &'a Block,
-        manifest: &Manifest,
-        sets: &Sets,
-        budget: &Budget,
-        weight: f64,
-    ) -> Result<Self> {
-        let space = manifest.space(block.scope, 0)?;
-        let positions = match &block.support {
-            Support::Sparse(Sparse { positions }) => positions.as_slice(),
-            _ => &[],
-        };
-        let numbers = match block.values.facts().content {
-            Content::Elements(Stored::Source, bytes) => Cow::Borrowed(bytes.as_chunks().0),
-            _ => Cow::Owned(block.numbers(&space, sets, budget)?.iter().map(|x| x.to_le_bytes()).collect()),
-        };
-        Ok(Self {
-            positions,
-            numbers,
-            weight,
-            first: in_memory(block.scope.first()),
-            lens: space.lens.to_vec(),
-        })
+impl Entries {
+    /// Joins the positions and the values of a block, in the memory of the positions.
+    pub(super) fn new(raw: &RawBlock<'_>, positions: Vec<u64>, numbers: &[[u8; 4]]) -> Self {
+        let entries = positions.into_iter().zip(numbers).map(|(p, number)| Entry::new(p, *number));
+        Self { scope: raw.scope, lens: raw.space.lens.to_vec(), entries: entries.collect() }
     }
 
-    /// Calls `f` with each tensor of the block and the part that belongs to it.
-    pub(super) fn for_each_part<'s>(&'s self, mut f: impl FnMut(usize, Portion<'s>)) {
-        let (mut base, mut from) = (0, 0);
-        for (tensor, &len) in (self.first..).zip(&self.lens) {
-            let to = from + self.positions[from..].partition_point(|&p| p < base + len);
-            let (positions, numbers) = (&self.positions[from..to], &self.numbers[from..to]);
-            f(tensor, Portion { positions, numbers, base, weight: self.weight });
-            (base, from) = (base + len, to);
+    /// Reads a block that [`takes`] accepted.
+    pub(super) fn of_block(raw: &RawBlock<'_>, block: Block, sets: &Sets, budget: &Budget) -> Result<Self> {
+        let numbers = match block.values.facts().content {
+            Content::Elements(Stored::Source, bytes) => Cow::Borrowed(bytes.as_chunks().0),
+            _ => {
+                let numbers = block.numbers(&raw.space, sets, budget)?;
+                Cow::Owned(numbers.iter().map(|x| x.to_le_bytes()).collect())
+            }
+        };
+        Ok(Self::new(raw, block.support.into_positions().unwrap_or_default(), &numbers))
+    }
+
+    /// Memory that it takes, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        (size_of_val(&*self.entries) + size_of_val(&*self.lens) + size_of::<Self>()) as u64
+    }
+
+    /// Calls `f` with each tensor of the block and the part that belongs to it, each value of the given
+    /// weight.
+    pub(super) fn for_each_part<'s>(&'s self, weight: f64, mut f: impl FnMut(usize, Portion<'s>)) {
+        let (mut base, mut rest) = (0, &*self.entries);
+        for (tensor, &len) in (in_memory(self.scope.first())..).zip(&self.lens) {
+            let (entries, later) = rest.split_at(rest.partition_point(|e| e.position() < base + len));
+            f(tensor, Portion { entries, base, weight });
+            (base, rest) = (base + len, later);
         }
     }
 }
@@ -80,40 +104,56 @@ impl<'a> Decoded<'a> {
 /// The values of one sender for one tensor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Portion<'a> {
-    positions: &'a [u64],
-    numbers: &'a [[u8; 4]],
+    entries: &'a [Entry],
     /// Position of the first element that the part is about.
     base: u64,
     weight: f64,
 }
 
 impl<'a> Portion<'a> {
+    /// Replaces elements of the tensor by their values, without the weight.
+    pub(super) fn write(&self, elements: &mut [u8]) {
+        let elements = elements.as_chunks_mut::<4>().0;
+        self.places().zip(self.entries).for_each(|(at, entry)| elements[at] = entry.value().to_le_bytes());
+    }
+
     /// Returns the elements from `start` on.
     fn from(self, start: usize) -> Self {
         let base = self.base + start as u64;
-        let at = self.positions.partition_point(|&p| p < base);
-        Self { positions: &self.positions[at..], numbers: &self.numbers[at..], base, ..self }
+        let at = self.entries.partition_point(|e| e.position() < base);
+        Self { entries: &self.entries[at..], base, ..self }
     }
 
-    /// Takes the first `len` elements.
-    fn take(&mut self, len: usize) -> Self {
-        let base = self.base + len as u64;
-        // Few are in a window, and the search ends in the elements that are read next.
-        let mut at = 1;
-        while self.positions.get(at).is_some_and(|&p| p < base) {
-            at *= 2;
+    /// Adds the values of the next elements to these, and returns their part.
+    fn add_next(&mut self, window: &mut [[u8; 4]]) -> Self {
+        let count = match self.weight {
+            1.0 => self.add(window, |number| number),
+            weight => self.add(window, |number| (weight * f64::from(number)) as f32),
+        };
+        let (here, later) = self.entries.split_at(count);
+        // The other senders come first.
+        prefetch(&later[..later.len().min(AHEAD)]);
+        let added = Self { entries: here, ..*self };
+        *self = Self { entries: later, base: self.base + window.len() as u64, ..*self };
+        added
+    }
+
+    /// Adds a term of each value in `window`, and returns their number.
+    #[inline(always)]
+    fn add(&self, window: &mut [[u8; 4]], term: impl Fn(f32) -> f32) -> usize {
+        for (count, (at, entry)) in self.places().zip(self.entries).enumerate() {
+            // A search for the last one would wait for the memory that is read here.
+            let Some(element) = window.get_mut(at) else { return count };
+            let sum = f32::from_le_bytes(*element) + term(entry.value());
+            *element = to_number(f64::from(sum)).to_le_bytes();
         }
-        let near = &self.positions[at / 2..self.positions.len().min(at)];
-        let at = at / 2 + near.partition_point(|&p| p < base);
-        let taken = Self { positions: &self.positions[..at], numbers: &self.numbers[..at], ..*self };
-        *self = Self { positions: &self.positions[at..], numbers: &self.numbers[at..], base, ..*self };
-        taken
+        self.entries.len()
     }
 
     /// Returns the places of the positions.
     fn places(&self) -> impl Iterator<Item = usize> + use<'a> {
         let base = self.base;
-        self.positions.iter().map(move |&position| in_memory(position - base))
+        self.entries.iter().map(move |entry| in_memory(entry.position() - base))
     }
 }
 
@@ -129,22 +169,16 @@ pub(super) fn sum(len: usize, parts: &[Portion<'_>], divisor: Option<f64>) -> Ve
         for window in windows.chunks_mut(4 * WINDOW) {
             let window = window.as_chunks_mut::<4>().0;
             here.clear();
-            here.extend(rest.iter_mut().map(|part| part.take(window.len())));
-            here.iter().for_each(|part| add(window, part));
-            if let Some(divisor) = divisor {
-                divide(window, &here, divisor);
+            here.extend(rest.iter_mut().map(|part| part.add_next(window)));
+            let Some(divisor) = divisor else { continue };
+            let values: usize = here.iter().map(|part| part.entries.len()).sum();
+            match values >= window.len() / FEW {
+                true => total::divide(window, divisor),
+                false => divide(window, &here, divisor),
             }
         }
     });
     elements
-}
-
-fn add(window: &mut [[u8; 4]], part: &Portion<'_>) {
-    for (at, &number) in part.places().zip(part.numbers) {
-        let (element, number) = (&mut window[at], f32::from_le_bytes(number));
-        let term = if part.weight == 1.0 { number } else { (part.weight * f64::from(number)) as f32 };
-        *element = to_number(f64::from(f32::from_le_bytes(*element) + term)).to_le_bytes();
-    }
 }
 
 /// Divides each element that a part has once, though several parts may have it.
@@ -172,13 +206,18 @@ mod tests {
         let window = WINDOW as u64;
         let all = [0, window - 1, window, SHARE - 1, SHARE, SHARE + window, 2 * SHARE - 1];
         let some = [window, SHARE, 2 * SHARE - 1];
-        let numbers: Vec<[u8; 4]> = (1..=7u8).map(|i| f32::from(i).to_le_bytes()).collect();
-        let part = |positions, weight| Portion { positions, numbers: &numbers, base: 0, weight };
-        let parts = [part(&all[..], 1.0), Portion { numbers: &numbers[..3], ..part(&some[..], 10.0) }];
+        let entries = |positions: &[u64]| -> Vec<Entry> {
+            let numbers = (1..=7u8).map(|i| f32::from(i).to_le_bytes());
+            positions.iter().zip(numbers).map(|(&p, number)| Entry::new(p, number)).collect()
+        };
+        let (all, some) = (entries(&all), entries(&some));
+        let part = |entries, weight| Portion { entries, base: 0, weight };
+        let parts = [part(&all[..], 1.0), part(&some[..], 10.0)];
         let sums = sum(2 * SHARE as usize, &parts, Some(2.0));
         let sums = sums.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
         let found: Vec<(u64, f32)> = (0..).zip(sums).filter(|(_, x)| *x != 0.0).collect();
         let expected = [1.0, 2.0, 3.0 + 10.0, 4.0, 5.0 + 20.0, 6.0, 7.0 + 30.0].map(|x: f32| x / 2.0);
-        assert_eq!(found, all.into_iter().zip(expected).collect::<Vec<_>>());
+        let expected: Vec<(u64, f32)> = all.iter().map(|e| e.position()).zip(expected).collect();
+        assert_eq!(found, expected);
     }
 }

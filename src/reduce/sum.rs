@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::headers;
 use super::pieces::{Reduced, SumPieces};
-use super::scatter;
+use super::scatter::{self, Entries};
 use super::total::Total;
 use super::windows::{Window, Windows};
 use crate::arch::pages;
@@ -51,6 +51,8 @@ setters! {
 /// A block of a sender, which is expanded when it is added.
 enum Held<'a> {
     Decoded(Box<Block>),
+    /// A block that can be added by its positions.
+    Sparse(Entries),
     /// A block that is also decoded only then.
     Located {
         part: Arc<UpdatePart<'a>>,
@@ -62,6 +64,7 @@ impl Held<'_> {
     fn scope(&self) -> Scope {
         match self {
             Self::Decoded(block) => block.scope,
+            Self::Sparse(entries) => entries.scope,
             Self::Located { part, number } => part.blocks[*number].scope,
         }
     }
@@ -83,15 +86,26 @@ impl Held<'_> {
                 Support::Set(set) => Some(set.id),
                 _ => None,
             },
+            Self::Sparse(_) => None,
             Self::Located { part, number } => part.blocks[*number].set(),
+        }
+    }
+
+    /// Approximate bytes that it takes.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Decoded(block) => held_bytes(block),
+            Self::Sparse(entries) => entries.bytes(),
+            Self::Located { .. } => 0,
         }
     }
 
     /// Whether it can be added by its positions.
     fn is_sparse(&self) -> bool {
         match self {
-            Self::Decoded(block) => scatter::takes(block),
-            Self::Located { part, number } => scatter::takes_raw(&part.blocks[*number]),
+            Self::Decoded(_) => false,
+            Self::Sparse(_) => true,
+            Self::Located { part, number } => scatter::takes(&part.blocks[*number]),
         }
     }
 
@@ -100,6 +114,7 @@ impl Held<'_> {
     fn decode(&self, budget: &Budget, memory: impl FnOnce(usize) -> Vec<u8>) -> Result<Decoded<'_>> {
         match self {
             Self::Decoded(block) => Ok(Decoded::Block(Cow::Borrowed(block))),
+            Self::Sparse(entries) => Ok(Decoded::Sparse(Cow::Borrowed(entries))),
             Self::Located { part, number } => {
                 let raw = &part.blocks[*number];
                 if raw.is_dense_in_one() {
@@ -109,9 +124,8 @@ impl Held<'_> {
                     part.decode_into(*number, budget, &mut elements)?;
                     return Ok(Decoded::Elements(raw.scope, elements));
                 }
-                let block = part.decode(*number, budget)?;
-                has_no_codes(&block)?;
-                Ok(Decoded::Block(Cow::Owned(block)))
+                let sparse = |entries| Decoded::Sparse(Cow::Owned(entries));
+                decode(part, *number, budget, sparse, |block| Decoded::Block(Cow::Owned(block)))
             }
         }
     }
@@ -143,6 +157,7 @@ impl Spare {
 /// A decoded block.
 enum Decoded<'c> {
     Block(Cow<'c, Block>),
+    Sparse(Cow<'c, Entries>),
     /// The elements of a block that has all of a tensor, or of a range of it.
     Elements(Scope, Vec<u8>),
 }
@@ -151,6 +166,7 @@ impl Decoded<'_> {
     fn scope(&self) -> Scope {
         match self {
             Self::Block(block) => block.scope,
+            Self::Sparse(entries) => entries.scope,
             Self::Elements(scope, _) => *scope,
         }
     }
@@ -193,11 +209,11 @@ impl<'a> Contribution<'a> {
 /// has the number that took part.
 ///
 /// # Memory
-/// Until the end: the decoded, unexpanded blocks of every sender (12 bytes per element of a top-k update, 9
+/// Until the end: the decoded, unexpanded blocks of every sender (8 bytes per element of a top-k update, 9
 /// bits per element of natural compression), or with [`Sum::add_later`] their places. At the end, the
 /// accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of all
 /// tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of those
-/// that are summed at a time one expanded update, or 4 bytes per element of all sparse updates.
+/// that are summed at a time one expanded update, or with [`Sum::add_later`] all sparse updates.
 pub struct Sum<'a> {
     manifest: Arc<Manifest>,
     options: SumOptions,
@@ -224,12 +240,16 @@ impl<'a> Sum<'a> {
     /// After an error the sum is unchanged.
     pub fn add(&mut self, part: &UpdatePart<'_>, weight: f64) -> Result<()> {
         self.check(part, weight).map_err(|e| e.of_sender(part.header.sender))?;
-        let blocks = part.decode_all()?;
-        let bytes = blocks.iter().map(held_bytes).fold(self.held, u64::saturating_add);
+        let numbers: Vec<usize> = (0..part.blocks.len()).collect();
+        let decoded = |block| Held::Decoded(Box::new(block));
+        let held = part
+            .budget()
+            .decode_each(&numbers, |&number, budget| decode(part, number, budget, Held::Sparse, decoded));
+        let held = held.into_iter().collect::<Result<Vec<Held<'a>>>>()?;
+        let bytes = held.iter().map(Held::bytes).fold(self.held, u64::saturating_add);
         check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
-        blocks.iter().try_for_each(has_no_codes)?;
         self.held = bytes;
-        self.hold(part, weight, blocks.into_iter().map(|block| Held::Decoded(Box::new(block))));
+        self.hold(part, weight, held.into_iter());
         Ok(())
     }
 
@@ -378,7 +398,7 @@ impl<'a> Sum<'a> {
         let first = window.tensors.start;
         let mut sums = self.accumulators(window, divisor.is_some(), &sparse).map_err(|e| (None, e))?;
         let mut scratch = vec![Vec::new(); sums.len()];
-        let (mut blocks, mut decoded) = (Vec::new(), Vec::new());
+        let mut blocks = Vec::new();
         for (sender, contribution) in &self.waiting {
             let mut add = || {
                 let (by_position, others) = self.decode(contribution, window, &sparse, spare)?;
@@ -387,18 +407,18 @@ impl<'a> Sum<'a> {
                     let dtype = self.manifest.tensors()[first + number].dtype;
                     sums[number].add(dtype, &mut scratch[number], contribution.weight)?;
                 }
-                blocks.push((*sender, contribution, by_position));
+                blocks.push((contribution.weight, by_position));
                 Ok(())
             };
             add().map_err(|e: Error| (Some(*sender), e.of_sender(*sender)))?;
         }
         scratch.into_iter().for_each(|zeros| spare.give(zeros));
-        for (sender, contribution, blocks) in &blocks {
-            let of_sender = |e: Error| (Some(*sender), e.of_sender(*sender));
-            decoded.extend(self.numbers(contribution, blocks).map_err(of_sender)?);
-        }
         let mut parts = vec![Vec::new(); sums.len()];
-        decoded.iter().for_each(|block| block.for_each_part(|tensor, part| parts[tensor - first].push(part)));
+        for (weight, entries) in
+            blocks.iter().flat_map(|(weight, blocks)| blocks.iter().map(|b| (*weight, b)))
+        {
+            entries.for_each_part(weight, |tensor, part| parts[tensor - first].push(part));
+        }
         for (number, sum) in sums.iter_mut().enumerate() {
             match divisor {
                 _ if sparse[number] => {
@@ -419,7 +439,7 @@ impl<'a> Sum<'a> {
         window: &Window,
         sparse: &[bool],
         spare: &mut Spare,
-    ) -> Result<(Vec<Cow<'c, Block>>, Vec<Decoded<'c>>)> {
+    ) -> Result<(Vec<Cow<'c, Entries>>, Vec<Decoded<'c>>)> {
         let spare = Mutex::new(spare);
         let memory = |len| spare.lock().map_or_else(|_| pages::zeros(len), |mut spare| spare.take(len));
         let decode = |&number: &usize, budget: &Budget| contribution.blocks[number].decode(budget, memory);
@@ -427,25 +447,15 @@ impl<'a> Sum<'a> {
         let (mut by_position, mut others) = (Vec::new(), Vec::new());
         for decoded in decoded {
             match decoded? {
-                Decoded::Block(block) if sparse[tensors_of(block.scope).start - window.tensors.start] => {
-                    by_position.push(block);
+                Decoded::Sparse(entries)
+                    if sparse[tensors_of(entries.scope).start - window.tensors.start] =>
+                {
+                    by_position.push(entries);
                 }
                 decoded => others.push(decoded),
             }
         }
         Ok((by_position, others))
-    }
-
-    /// Reads the numbers of blocks that are added by their positions.
-    fn numbers<'b>(
-        &self,
-        contribution: &'b Contribution<'a>,
-        blocks: &'b [Cow<'_, Block>],
-    ) -> Result<Vec<scatter::Decoded<'b>>> {
-        let budget = Budget::new(&self.options.limits);
-        let (sets, weight) = (&contribution.sets, contribution.weight);
-        let decoded = |block| scatter::Decoded::new(block, &self.manifest, sets, &budget, weight);
-        blocks.iter().map(|block| decoded(&**block)).collect()
     }
 
     /// Returns the sum of the weights (for updates that are sums, of their contributors).
@@ -556,6 +566,13 @@ impl<'a> Sum<'a> {
                     }
                     spare.give(elements);
                 }
+                Decoded::Sparse(entries) => {
+                    for tensor in tensors.clone() {
+                        take(&mut scratch[tensor], tensor, spare);
+                    }
+                    let first = window.tensors.start;
+                    entries.for_each_part(1.0, |tensor, part| part.write(&mut scratch[tensor - first]));
+                }
                 Decoded::Block(block) => {
                     for tensor in tensors.clone() {
                         take(&mut scratch[tensor], tensor, spare);
@@ -582,6 +599,28 @@ fn start_of(scope: Scope) -> u64 {
         Scope::Range { start, .. } => start,
         _ => 0,
     }
+}
+
+/// Decodes a block for a sum: one that can be added by its positions, or another.
+fn decode<T>(
+    part: &UpdatePart<'_>,
+    number: usize,
+    budget: &Budget,
+    sparse: impl FnOnce(Entries) -> T,
+    other: impl FnOnce(Block) -> T,
+) -> Result<T> {
+    let raw = &part.blocks[number];
+    let is_sparse = scatter::takes(raw);
+    if is_sparse && let Some((positions, elements)) = part.decode_in_place(number, budget)? {
+        return Ok(sparse(Entries::new(raw, positions, elements.as_chunks().0)));
+    }
+    let block = part.decode(number, budget)?;
+    has_no_codes(&block)?;
+    if !is_sparse {
+        return Ok(other(block));
+    }
+    let entries = Entries::of_block(raw, block, part.sets(), budget);
+    entries.map(sparse).map_err(|e| part.place(e, number))
 }
 
 /// Checks that a block does not need a model.

@@ -143,30 +143,35 @@ impl Kernel for Add<'_> {
 
 /// Divides f32 elements.
 fn divide_elements(sum: &mut [u8], by: f64) {
-    // By a power of two, as the number of senders often is, the product with its inverse is the same number
-    // in less time.
-    let inverse = 1.0 / by;
-    let is_power = by.is_normal() && inverse.is_normal() && by.to_bits() << 12 == 0;
-    sum.par_chunks_mut(4 * STEP).for_each(|sum| match is_power {
-        true => arch::run(Map { sum, map: |x| x * inverse }),
-        false => arch::run(Map { sum, map: |x| x / by }),
-    });
+    sum.as_chunks_mut::<4>().0.par_chunks_mut(STEP).for_each(|sum| divide(sum, by));
+}
+
+/// Divides f32 elements, each as [`to_number`] rounds the quotient of binary64.
+pub(super) fn divide(sum: &mut [[u8; 4]], by: f64) {
+    let (narrow, inverse) = (by as f32, 1.0 / by as f32);
+    let is_exact = f64::from(narrow) == by && narrow.is_normal();
+    // A quotient of numbers of 24 bits is never so near to the middle of two such numbers that binary64
+    // rounds it to the middle: one division of binary32 gives the same. By a power of two, as the number of
+    // senders often is, the product with its inverse is the same number in less time.
+    match is_exact && inverse.is_normal() && by.to_bits() << 12 == 0 {
+        true => arch::run(Map { sum, map: |x| to_number(f64::from(x * inverse)) }),
+        false if is_exact => arch::run(Map { sum, map: |x| to_number(f64::from(x / narrow)) }),
+        false => arch::run(Map { sum, map: |x| to_number(f64::from(x) / by) }),
+    }
 }
 
 /// Replaces f32 elements by functions of them.
 struct Map<'a, F> {
-    sum: &'a mut [u8],
+    sum: &'a mut [[u8; 4]],
     map: F,
 }
 
-impl<F: Fn(f64) -> f64> Kernel for Map<'_, F> {
+impl<F: Fn(f32) -> f32> Kernel for Map<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        for x in self.sum.as_chunks_mut::<4>().0 {
-            *x = to_number((self.map)(f64::from(f32::from_le_bytes(*x)))).to_le_bytes();
-        }
+        self.sum.iter_mut().for_each(|x| *x = (self.map)(f32::from_le_bytes(*x)).to_le_bytes());
     }
 }
 

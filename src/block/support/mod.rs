@@ -203,6 +203,14 @@ impl Support {
         kinds.contains(&id) && !Self::needs_base(id, bytes)
     }
 
+    /// Returns the positions of a [`Support::Sparse`].
+    pub(crate) fn into_positions(self) -> Option<Vec<u64>> {
+        match self {
+            Self::Sparse(sparse) => Some(sparse.positions),
+            _ => None,
+        }
+    }
+
     /// The numbers of values in each group of positions classed by the base; none for other supports.
     pub(crate) fn group_counts(&self) -> Vec<u64> {
         match self {

@@ -128,7 +128,7 @@ fn write(out: &mut Vec<u8>, stored: Stored, bytes: &[u8], space: &ValueSpace<'_>
 }
 
 /// Takes all fields: how the numbers are stored, and their bytes.
-fn take<'a>(cursor: &mut Cursor<'a>, space: &ValueSpace<'_>) -> Result<(Stored, &'a [u8])> {
+pub(super) fn take<'a>(cursor: &mut Cursor<'a>, space: &ValueSpace<'_>) -> Result<(Stored, &'a [u8])> {
     let offset = cursor.offset();
     let stored = match cursor.u8()? {
         0 => Stored::Source,

@@ -237,6 +237,18 @@ impl Values {
         Ok(values)
     }
 
+    /// Whether values of kind `id` in `bytes` are the elements as they are.
+    pub(crate) fn are_elements(id: ValuesId, bytes: &[u8]) -> bool {
+        id == Floats::ID && bytes.first() == Some(&(Stored::Source as u8))
+    }
+
+    /// Returns the bytes of the elements of values that are elements ([`Self::are_elements`]).
+    pub(crate) fn take_elements<'a>(mut cursor: Cursor<'a>, space: &ValueSpace<'_>) -> Result<&'a [u8]> {
+        let (_, elements) = floats::take(&mut cursor, space)?;
+        cursor.finish()?;
+        Ok(elements)
+    }
+
     /// Whether [`Self::read_into`] reads values of this kind.
     pub(crate) fn can_read_into(id: ValuesId, dtype: Dtype) -> bool {
         let numbers = [Sign::ID, Pow2::ID, Levels::ID, Affine::ID].contains(&id);

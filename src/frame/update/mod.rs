@@ -394,6 +394,22 @@ impl<'a> UpdatePart<'a> {
         raw.decode(&mut decoder, self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
     }
 
+    /// Decodes the positions of a sparse block whose values are elements as they are, and returns them with
+    /// the bytes of these, which stay where they are; `None` for other blocks.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub(crate) fn decode_in_place(
+        &self,
+        block: usize,
+        budget: &Budget,
+    ) -> Result<Option<(Vec<u64>, &'a [u8])>> {
+        let raw = self.raw(block)?;
+        let mut decoder = Decoder { tables: &self.tables, budget };
+        let decoded = raw.decode_in_place(&mut decoder, self.manifest.id().0, &self.sets);
+        decoded.map_err(|e| self.place(e, block))
+    }
+
     /// Returns what makes a block, or the whole update, more than the core profile (spec, core.md): a kind, a
     /// coding, the flag `add`, a delta. `None` if a reader of the core profile can read it. `budget` is as
     /// for [`Self::decode`]; the block's codes are decoded only where they tell the place of others.

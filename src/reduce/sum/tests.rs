@@ -213,15 +213,21 @@ fn limited(limit: u64, precision: Precision) -> SumOptions {
 
 #[test]
 fn waiting_updates_count_with_their_positions_and_values() {
-    // A position, a value, and the block itself.
-    let each = 8 + 4 + size_of::<Block>() as u64;
-    for (senders, bytes) in [(1, each), (2, 2 * each)] {
-        for limit in [bytes, bytes - 1] {
-            let mut sum = Sum::new(&manifest(&[Dtype::F32]), limited(limit, Precision::F32));
-            let block = sparse(Scope::Tensor(0));
-            let taken =
-                (0..senders).try_for_each(|s| take(&mut sum, &of(s), std::slice::from_ref(&block), 1.0));
-            check_limit(taken, bytes, limit);
+    let double =
+        block(Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![1] }), Stored::Source, vec![0; 8]);
+    for (dtype, block, each) in [
+        // A position and its value in 8 bytes, the number of elements, and what holds them.
+        (Dtype::F32, sparse(Scope::Tensor(0)), 8 + 8 + size_of::<Entries>()),
+        // A position, a value, and the block itself.
+        (Dtype::F64, double, 8 + 8 + size_of::<Block>()),
+    ] {
+        for (senders, bytes) in [(1, each as u64), (2, 2 * each as u64)] {
+            for limit in [bytes, bytes - 1] {
+                let mut sum = Sum::new(&manifest(&[dtype]), limited(limit, Precision::F32));
+                let taken =
+                    (0..senders).try_for_each(|s| take(&mut sum, &of(s), std::slice::from_ref(&block), 1.0));
+                check_limit(taken, bytes, limit);
+            }
         }
     }
 }
