@@ -4,17 +4,17 @@
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
-/// Asks the processor to fetch items that are read soon. Changes nothing but the speed.
+/// Asks the processor to fetch bytes that are read soon. Changes nothing but the speed.
 #[inline]
-pub(crate) fn prefetch<T>(items: &[T]) {
+pub(crate) fn prefetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    for at in (0..size_of_val(items)).step_by(LINE) {
+    for line in bytes.chunks(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a hint about an address changes no memory and raises no fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(items.as_ptr().cast::<i8>().wrapping_add(at)) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = items;
+    let _ = bytes;
 }
 
 #[cfg(test)]

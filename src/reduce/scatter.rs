@@ -6,7 +6,6 @@ use rayon::prelude::*;
 
 use super::total;
 use crate::arch::pages;
-use crate::arch::prefetch::prefetch;
 use crate::block::values::{Content, to_number};
 use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, Stored, ValuesId};
 use crate::error::Result;
@@ -17,8 +16,6 @@ use crate::tensor::Dtype;
 const WINDOW: usize = 1 << 15;
 /// A window is divided by its positions if fewer than one of so many elements has a value.
 const FEW: usize = 32;
-/// Entries of the next window that are fetched early, in time for the reads that come next.
-const AHEAD: usize = 64;
 /// Windows that one thread sums one after the other.
 const WINDOWS: usize = 32;
 
@@ -131,8 +128,6 @@ impl<'a> Portion<'a> {
             weight => self.add(window, |number| (weight * f64::from(number)) as f32),
         };
         let (here, later) = self.entries.split_at(count);
-        // The other senders come first.
-        prefetch(&later[..later.len().min(AHEAD)]);
         let added = Self { entries: here, ..*self };
         *self = Self { entries: later, base: self.base + window.len() as u64, ..*self };
         added
