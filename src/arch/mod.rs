@@ -9,6 +9,7 @@
 
 use std::sync::OnceLock;
 
+pub(crate) mod floats;
 pub(crate) mod lookup;
 pub(crate) mod map;
 pub(crate) mod masks;

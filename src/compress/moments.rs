@@ -102,7 +102,7 @@ fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, query: MomentQuery) -> Momen
         return arch::run(Measure::<_, _, LOGS> { chunk, value, query });
     }
     let mut runs = Runs::new();
-    chunk.runs(|_, run| runs.push(of_slice::<LOGS>(run, query)));
+    chunk.runs(|_, run| runs.push(of_slice::<LOGS>(&run, query)));
     runs.finish()
 }
 

@@ -319,7 +319,7 @@ fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: u
         }
         None => chunk.runs(|start, values| {
             let (at, elements) = (start - first, &mut elements);
-            arch::run(Collect { values: &*values, at, value: |x: &f32| *x, hit, room, elements });
+            arch::run(Collect { values: &values, at, value: |x: &f32| *x, hit, room, elements });
         }),
     }
     Found { start: first, elements }

@@ -1,7 +1,7 @@
 //! Tensors as selectors and quantisers read them: 32-bit floats plus the residual, in one pass, run by run.
 //! The floats of a run stay in the first-level cache.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use rayon::prelude::*;
 
@@ -9,6 +9,7 @@ use super::feedback::Feedback;
 use super::options::{Input, NonFinite, Options};
 use super::state::CodecState;
 pub(super) use super::sums::{CHUNK, RUN};
+use crate::arch::floats::floats;
 use crate::arch::pages;
 use crate::arch::prefetch::prefetch;
 use crate::error::{Error, InputErrorKind, Result};
@@ -64,6 +65,11 @@ impl<'a> Source<'a> {
         plain.then_some(self.data.as_chunks().0)
     }
 
+    /// Returns the elements where they are, if [`Self::read`] would not change them.
+    fn floats(&self) -> Option<&'a [f32]> {
+        self.plain().and_then(floats)
+    }
+
     /// Returns the element at `index`.
     pub(super) fn at(&self, index: usize) -> f32 {
         if let Some(words) = self.plain() {
@@ -107,7 +113,7 @@ impl<'a> Source<'a> {
     }
 
     /// Asks for the bytes of the run that begins at `start`.
-    fn prefetch(&self, start: usize) {
+    pub(super) fn prefetch(&self, start: usize) {
         let bytes = |elements: usize| elements * self.dtype.bits() as usize / 8;
         let end = bytes(start + RUN).min(self.data.len());
         prefetch(self.data.get(bytes(start)..end).unwrap_or_default());
@@ -224,11 +230,6 @@ pub(super) struct Chunk<'s, 'a> {
 }
 
 impl Chunk<'_, '_> {
-    /// Whether the visitor's changes to the elements become the residual.
-    pub(super) fn has_feedback(&self) -> bool {
-        self.after.is_some()
-    }
-
     /// Returns the elements' bytes if they are the 32-bit floats that a visitor would get.
     pub(super) fn plain(&self) -> Option<&[[u8; 4]]> {
         let words = self.source.plain().filter(|_| self.after.is_none())?;
@@ -236,51 +237,83 @@ impl Chunk<'_, '_> {
     }
 
     /// Calls `visit` with the index of each run's first element in the tensor, and with the run.
-    pub(super) fn runs(self, mut visit: impl FnMut(usize, &mut [f32])) {
-        let mut scratch = [0.0; RUN];
-        let mut after = self.after;
-        for at in (0..self.len).step_by(RUN) {
-            let len = RUN.min(self.len - at);
-            let run = match &mut after {
-                Some(after) => &mut after[at..at + len],
-                None => &mut scratch[..len],
-            };
-            self.source.read(self.start + at, run);
-            // The next run arrives while this one is visited.
-            self.source.prefetch(self.start + at + len);
-            visit(self.start + at, run);
-        }
+    pub(super) fn runs(self, mut visit: impl FnMut(usize, Elements<'_>)) {
+        self.pieces(RUN, |start, run| {
+            visit(start, run);
+            true
+        });
     }
 
     /// Calls `visit` with the index of each piece's first element in the tensor, and with the piece: `step`
     /// elements, or fewer at the end. Stops where `visit` returns false, and returns whether it never did.
-    pub(super) fn pieces(self, step: usize, mut visit: impl FnMut(usize, &mut [f32]) -> bool) -> bool {
-        let mut after = self.after;
-        let mut scratch = vec![0.0; if after.is_some() { 0 } else { step.min(self.len) }];
-        (0..self.len).step_by(step).all(|at| {
-            let len = step.min(self.len - at);
-            let piece = match &mut after {
-                Some(after) => &mut after[at..at + len],
-                None => &mut scratch[..len],
-            };
-            self.source.read(self.start + at, piece);
+    pub(super) fn pieces(self, step: usize, mut visit: impl FnMut(usize, Elements<'_>) -> bool) -> bool {
+        let Self { source, start, len, after } = self;
+        let pieces = || (0..len).step_by(step).map(|at| (at, step.min(len - at)));
+        if let Some(after) = after {
+            return pieces().all(|(at, len)| {
+                let piece = &mut after[at..at + len];
+                source.read(start + at, piece);
+                source.prefetch(start + at + len);
+                visit(start + at, Elements::Kept(piece))
+            });
+        }
+        if let Some(floats) = source.floats() {
+            let floats = &floats[start..start + len];
+            return pieces().all(|(at, len)| visit(start + at, Elements::Read(&floats[at..at + len])));
+        }
+        let mut scratch = vec![0.0; step.min(len)];
+        pieces().all(|(at, len)| {
+            let piece = &mut scratch[..len];
+            source.read(start + at, piece);
             // The beginning of the next piece arrives while this one is visited; the rest follows from it.
-            self.source.prefetch(self.start + at + len);
-            visit(self.start + at, piece)
+            source.prefetch(start + at + len);
+            visit(start + at, Elements::Read(piece))
         })
     }
 
     /// Calls `visit` with the index of the chunk's first element in the tensor, and with all elements.
-    pub(super) fn whole<T>(self, visit: impl FnOnce(usize, &mut [f32]) -> T) -> T {
+    pub(super) fn whole<T>(self, visit: impl FnOnce(usize, &[f32]) -> T) -> T {
+        let Self { source, start, len, after } = self;
         let mut scratch = Vec::new();
-        let values = match self.after {
-            Some(after) => after,
-            None => {
-                scratch.resize(self.len, 0.0);
-                scratch.as_mut_slice()
+        let values = match (after, source.floats()) {
+            (None, Some(floats)) => &floats[start..start + len],
+            (after, _) => {
+                let values = after.unwrap_or_else(|| {
+                    scratch.resize(len, 0.0);
+                    &mut scratch
+                });
+                source.read(start, values);
+                &*values
             }
         };
-        self.source.read(self.start, values);
-        visit(self.start, values)
+        visit(start, values)
+    }
+}
+
+/// Elements for a visitor.
+pub(super) enum Elements<'r> {
+    Read(&'r [f32]),
+    /// With feedback: what the visitor leaves there becomes the residual.
+    Kept(&'r mut [f32]),
+}
+
+impl Elements<'_> {
+    /// Returns the elements if the visitor's changes to them become the residual.
+    pub(super) fn kept(&mut self) -> Option<&mut [f32]> {
+        match self {
+            Self::Read(_) => None,
+            Self::Kept(elements) => Some(elements),
+        }
+    }
+}
+
+impl Deref for Elements<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Read(elements) => elements,
+            Self::Kept(elements) => elements,
+        }
     }
 }

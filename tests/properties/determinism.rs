@@ -4,7 +4,7 @@ use gcodec::block::{Block, BlockOptions, Scope, Sparse, Support};
 use gcodec::compress::{Feedback, Input, Options, compress, random};
 use gcodec::frame::{Delta, IndexSet, Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::{Codec, Dtype, Limits, TensorBuf};
+use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
 use std::sync::Arc;
 
 fn tensors(seed: u64) -> Vec<(String, TensorBuf)> {
@@ -84,6 +84,38 @@ fn any_number_of_threads_gives_the_same_bytes() {
         for threads in [2, 4] {
             assert!(one == encode(codec, threads), "{codec} with {threads} threads");
         }
+    }
+}
+
+/// Floats are read where they are if their address allows it.
+#[test]
+fn the_address_of_a_tensor_does_not_change_its_bytes() {
+    let mut words = vec![0; 70_000];
+    random::words(6, 0, 0, &mut words);
+    let data: Vec<u8> = words.iter().flat_map(|&w| ((w as i32) as f32 / 2e9).to_le_bytes()).collect();
+    for codec in [
+        "topk:density=0.01",
+        "sidco:density=0.01",
+        "sbc:density=0.005",
+        "demo:chunk=20,kept=9",
+        "powersgd:rank=3",
+        "natural",
+        "sign",
+        "sign:group=1000",
+        "qsgd:bits=4",
+        "terngrad",
+        "terngrad:clip=2.5",
+        "dither",
+        "int8",
+    ] {
+        let encode = |start: usize| {
+            let mut memory = vec![0; start];
+            memory.extend_from_slice(&data);
+            let view = TensorView::new(Dtype::F32, &[100, 700], &memory[start..]).unwrap();
+            gcodec::encode(&[("w", view)], &codec.parse().unwrap()).unwrap()
+        };
+        let first = encode(0);
+        assert!((1..4).all(|start| encode(start) == first), "{codec}");
     }
 }
 

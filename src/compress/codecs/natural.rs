@@ -205,17 +205,19 @@ fn round_span(
 }
 
 fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut [u8]) -> Seen {
-    let (first, feedback) = (chunk.start, chunk.has_feedback());
-    let (tensor, dtype) = (chunk.source.tensor, chunk.source.dtype);
+    let (first, source) = (chunk.start, chunk.source);
+    let (tensor, dtype) = (source.tensor, source.dtype);
     let most = (top(dtype) + 127) as u8;
     let mut seen = Seen::NOTHING;
-    chunk.runs(|start, run| {
+    chunk.runs(|start, mut run| {
+        // The next run arrives while the words of this one are drawn, which takes longer than all else.
+        source.prefetch(start + run.len());
         let codes = &mut codes[start - first..][..run.len()];
         let negative = &mut negative[(start - first) / 8..];
-        seen = seen.and(arch::run(RoundRun { seed, tensor, start, run, most, codes }));
-        pack_signs(run, codes, negative);
-        if feedback {
-            subtract(dtype, run, codes);
+        seen = seen.and(arch::run(RoundRun { seed, tensor, start, run: &run, most, codes }));
+        pack_signs(&run, codes, negative);
+        if let Some(kept) = run.kept() {
+            subtract(dtype, kept, codes);
         }
     });
     seen

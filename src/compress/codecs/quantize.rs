@@ -179,21 +179,27 @@ fn levels<L: Level>(
     let LevelOptions { spacing, max_level, bucket, norm, clip, seed } = settings;
     let (norms, levels) = quantized(tensor, range, bucket, memory, |chunk, norms, levels: &mut [L]| {
         let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
-        let (first, feedback) = (chunk.start, chunk.has_feedback());
-        quantize(chunk, bucket, |start, values| {
-            if clip < f32::INFINITY {
-                limit(values, clip);
-            }
+        let (first, mut limited) = (chunk.start, Vec::new());
+        quantize(chunk, bucket, |start, values, decoded| {
+            let values = match clip < f32::INFINITY {
+                true => {
+                    limited.clear();
+                    limited.extend_from_slice(values);
+                    limit(&mut limited, clip);
+                    &limited
+                }
+                false => values,
+            };
             // Any number that no element exceeds is a valid norm. This one never decodes to infinity.
             let norm = norm_of(norm, values).min(max);
             norms.push(norm);
             let levels = &mut levels[start - first..][..values.len()];
             let start = start as u64;
             arch::run(Draw { spacing, max_level, norm, seed, tensor, start, values, levels });
-            if feedback {
+            if let Some(decoded) = decoded {
                 let norm = f64::from(norm);
-                let decoded = levels.iter().map(|level| number_of(spacing, max_level, norm, level.level()));
-                values.iter_mut().zip(decoded).for_each(|(x, decoded)| *x = decoded);
+                let numbers = levels.iter().map(|level| number_of(spacing, max_level, norm, level.level()));
+                decoded.iter_mut().zip(numbers).for_each(|(x, number)| *x = number);
             }
         })
     })?;
@@ -203,12 +209,12 @@ fn levels<L: Level>(
 
 fn int8(tensor: &mut Source<'_>, range: Range<usize>, group: u64, memory: Vec<u8>) -> Result<Values> {
     let (scales, codes) = quantized(tensor, range, group, memory, |chunk, scales, codes: &mut [u8]| {
-        let (first, feedback) = (chunk.start, chunk.has_feedback());
-        quantize(chunk, group, |start, values| {
+        let first = chunk.start;
+        quantize(chunk, group, |start, values, decoded| {
             let codes = &mut codes[start - first..][..values.len()];
             let scale = arch::run(AffineGroup { values, bits: 8, codes });
-            if feedback {
-                values.copy_from_slice(&affine_values(&[scale], codes, 8, group));
+            if let Some(decoded) = decoded {
+                decoded.copy_from_slice(&affine_values(&[scale], codes, 8, group));
             }
             scales.push(scale);
         })
@@ -487,28 +493,36 @@ fn limit(values: &mut [f32], clip: f32) {
     }
 }
 
-/// Quantises the groups of a chunk in place and leaves the residual. Returns false if an element is not
-/// finite.
-fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [f32])) -> bool {
-    let (dtype, feedback) = (chunk.source.dtype, chunk.has_feedback());
+/// Quantises the groups of a chunk and leaves the residual. `each` gets the place of a group's first element,
+/// its elements, and with feedback the memory for the numbers that the receiver decodes. Returns false if an
+/// element is not finite.
+fn quantize(
+    chunk: Chunk<'_, '_>,
+    group: u64,
+    mut each: impl FnMut(usize, &[f32], Option<&mut [f32]>),
+) -> bool {
+    let dtype = chunk.source.dtype;
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let step = group.saturating_mul((4 * RUN / group).max(1));
-    chunk.pieces(step, |start, values| {
-        if !arch::run(AllFinite(values)) {
+    chunk.pieces(step, |start, mut elements| {
+        if !arch::run(AllFinite(&elements)) {
             return false;
         }
         let mut at = start;
-        for values in values.chunks_mut(group) {
-            let before = if feedback { values.to_vec() } else { Vec::new() };
-            each(at, values);
-            at += values.len();
-            if feedback {
-                let rounded = round_f32s(dtype, values);
-                debug_assert!(rounded.is_ok(), "sources are floats");
-                for (x, before) in values.iter_mut().zip(before) {
-                    *x = before - *x;
-                }
+        let Some(kept) = elements.kept() else {
+            for values in elements.chunks(group) {
+                each(at, values, None);
+                at += values.len();
             }
+            return true;
+        };
+        for values in kept.chunks_mut(group) {
+            let before = values.to_vec();
+            each(at, &before, Some(values));
+            at += values.len();
+            let rounded = round_f32s(dtype, values);
+            debug_assert!(rounded.is_ok(), "sources are floats");
+            values.iter_mut().zip(before).for_each(|(x, before)| *x = before - *x);
         }
         true
     })

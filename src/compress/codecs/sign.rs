@@ -97,7 +97,7 @@ impl Compressor for Sign {
 fn mean_of_tensor(tensor: &mut Source<'_>) -> Result<f32> {
     let sums = tensor.scan(0..tensor.len, CHUNK, |chunk| {
         let mut runs = sums::Runs::new();
-        chunk.runs(|_, run| runs.push_magnitudes(run));
+        chunk.runs(|_, run| runs.push_magnitudes(&run));
         runs.finish()
     });
     mean(tensor, sums.iter().fold(0.0, |all, x| all + x), tensor.len)
@@ -134,15 +134,15 @@ fn signs(
     let mut bytes = vec![0; range.len().div_ceil(8)];
     let places = bytes.chunks_mut(CHUNK / 8).collect();
     tensor.scan_into(range.clone(), CHUNK, places, |chunk, bytes: &mut [u8]| {
-        let (first, feedback) = (chunk.start, chunk.has_feedback());
-        chunk.runs(|at, run| {
+        let first = chunk.start;
+        chunk.runs(|at, mut run| {
             // Runs begin at multiples of 8 elements of their chunk.
             let words = &mut [0; RUN / 64][..run.len().div_ceil(64)];
-            arch::masks::signs(arch::widest(), run, words);
+            arch::masks::signs(arch::widest(), &run, words);
             let negative = words.iter().flat_map(|word| word.to_le_bytes());
             bytes[(at - first) / 8..].iter_mut().zip(negative).for_each(|(byte, signs)| *byte = signs);
-            if feedback {
-                for (x, i) in run.iter_mut().zip(at - start..) {
+            if let Some(kept) = run.kept() {
+                for (x, i) in kept.iter_mut().zip(at - start..) {
                     let scale = match share {
                         Share::Tensor => rounded[0],
                         Share::Len(group) => rounded[(i as u64 / group) as usize],
