@@ -856,7 +856,11 @@ fn best_reference(
     }
     candidates.iter_mut().for_each(|(cost, row_len, columns)| *cost = cost_of(SAMPLE, *row_len, *columns));
     let best = candidates.into_iter().min_by_key(|candidate| candidate.0);
-    best.filter(|(cost, ..)| *cost < limit - limit / 128).map(|(_, row_len, columns)| (row_len, columns))
+    // Without references, the same part is like it in all else, its table included: `limit` may come from
+    // smaller pieces with a table each.
+    let len = SAMPLE.min(n);
+    let limit = (limit - limit / 128).min(scaled(coder, symbols, &symbols[(n - len) / 2..][..len]));
+    best.filter(|(cost, ..)| *cost < limit).map(|(_, row_len, columns)| (row_len, columns))
 }
 
 /// Returns the cost of `values` as `entropy(N)` over tokens with the coder's tables, raw bits included, in
