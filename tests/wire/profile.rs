@@ -1,8 +1,9 @@
 //! The core profile (spec, core.md): what an encoder of the profile writes for every codec.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use gcodec::block::{Profile, Scope, Support, SupportId, ValuesId};
+use gcodec::block::{PendingBlock, Profile, Scope, Support, SupportId, ValuesId};
 use gcodec::compress::{Digests, Input, Options, pending};
 use gcodec::error::{InputError, InputErrorKind};
 use gcodec::file::File;
@@ -10,6 +11,9 @@ use gcodec::file::report::Report;
 use gcodec::frame::{FrameKind, IndexSet, Manifest, Model, TensorInfo, UpdateHeader};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
+
+use crate::describe::{limits, unhex};
+use crate::vectors::vectors;
 
 /// Reads the tensors of a safetensors file.
 fn gradients(name: &str) -> Vec<(String, TensorBuf)> {
@@ -83,10 +87,10 @@ fn blocks_of_the_profile(stream: &[u8]) -> usize {
             assert!(SUPPORTS.contains(&raw.support_id.0) && VALUES.contains(&raw.values_id.0) && !raw.add);
             assert_eq!(part.beyond_core(number, &part.budget()).unwrap(), None);
             // The coding of integers is the first byte behind the fields before it, where that is easy to
-            // say: one group with a scale of 32 bits.
+            // say: one group with a scale of 32 bits. No integers have no coding.
             let coding = match raw.values_id {
-                ValuesId::POW2 => Some(raw.values[3]),
-                ValuesId::AFFINE if raw.values[..4] == [8, 0, 0, 2] => Some(raw.values[8]),
+                ValuesId::POW2 => raw.values.get(3).copied(),
+                ValuesId::AFFINE if raw.values[..4] == [8, 0, 0, 2] => raw.values.get(8).copied(),
                 _ => None,
             };
             assert!(coding.is_none_or(|coding| coding <= 2), "{coding:?}");
@@ -136,12 +140,14 @@ fn in_both_profiles(
     assert!(blocks_of_the_profile(&core) > 0, "{codec}");
     let (report, error) = Report::of(&core, Limits::default(), &());
     assert_eq!((report.beyond_core, error.map(|e| e.to_string())), (None, None), "{codec}");
-    let elements = |stream: &[u8]| {
-        let file = File::open(stream, Limits::default()).unwrap();
-        file.tensors(0, |_| true, &Default::default()).unwrap()
-    };
     assert!(elements(&core) == elements(&full), "{codec}: other elements");
     Ok((full, core))
+}
+
+/// Returns the tensors of step 0.
+fn elements(stream: &[u8]) -> Vec<(u64, TensorBuf)> {
+    let file = File::open(stream, Limits::default()).unwrap();
+    file.tensors(0, |_| true, &Default::default()).unwrap()
 }
 
 /// Codecs that the core profile refuses, each with what it does not have.
@@ -178,6 +184,74 @@ fn every_codec_writes_small_tensors_in_the_profile_or_says_why_not() {
         let refused = REFUSED.iter().find(|(name, _)| *name == codec.name()).map(|(_, what)| *what);
         assert_eq!(in_both_profiles(&tensors, codec).err(), refused, "{codec}");
     }
+}
+
+/// Writes one block as an update of its own.
+fn alone(block: PendingBlock<'_>, manifest: &Arc<Manifest>, profile: Profile) -> Result<Vec<u8>, Error> {
+    let mut encoder = Encoder::new(EncodeOptions::default().with_profile(profile));
+    let mut out = Vec::new();
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, [block])?;
+    encoder.finish(&mut out);
+    Ok(out)
+}
+
+/// A block that was read, decoded or in wire form, is written in the profile with the same elements: as it
+/// is, if it is of the profile already.
+#[test]
+fn blocks_that_were_read_are_written_in_the_profile_or_refused() {
+    let (mut written, mut kept, mut refused) = (0, 0, BTreeSet::new());
+    for vector in vectors().iter().filter(|vector| vector["result"] == "valid") {
+        let (id, stream) = (&vector["id"], unhex(vector["hex"].as_str().unwrap()));
+        for event in SliceReader::new(&stream, limits(vector)) {
+            let Event::Frame(_, Body::Update(part)) = event.unwrap() else { continue };
+            // Some vectors have tensors that no memory holds.
+            let elements_of = part.manifest.tensors().iter().map(TensorInfo::elements);
+            if part.header.is_delta() || elements_of.fold(0, u64::saturating_add) > 1 << 20 {
+                continue;
+            }
+            for (number, raw) in part.blocks.iter().enumerate() {
+                let beyond = part.beyond_core(number, &part.budget()).unwrap();
+                let decoded = || PendingBlock::from(part.decode(number, &part.budget()).unwrap());
+                // Blocks with shared tables have no wire form.
+                let in_wire_form = part.wire_block(number).ok().map(PendingBlock::from);
+                for (block, is_wire) in [(Some(decoded()), false), (in_wire_form, true)] {
+                    let Some(block) = block else { continue };
+                    match alone(block, &part.manifest, Profile::Core) {
+                        Ok(core) => {
+                            assert_eq!(blocks_of_the_profile(&core), 1, "{id}");
+                            let full = alone(decoded(), &part.manifest, Profile::Full).unwrap();
+                            assert!(elements(&core) == elements(&full), "{id}: other elements");
+                            let is_same = first_block(&core) == (raw.support.to_vec(), raw.values.to_vec());
+                            assert!(!is_wire || beyond.is_some() || is_same, "{id}: other bytes");
+                            (written, kept) = (written + 1, kept + u32::from(is_wire && is_same));
+                        }
+                        Err(Error::Input(InputError {
+                            kind: InputErrorKind::BeyondCore { what }, ..
+                        })) => {
+                            assert!(beyond.is_some(), "{id}: {what}");
+                            refused.insert(what);
+                        }
+                        // The stream has the set, the new one does not.
+                        Err(other) => assert!(raw.set().is_some(), "{id}: {other}"),
+                    }
+                }
+            }
+        }
+    }
+    assert!(written > 300 && kept > 100, "{written} {kept}");
+    let refused: Vec<_> = refused.into_iter().collect();
+    assert_eq!(refused, ["an added block", "dct", "latent", "low-rank"]);
+}
+
+/// Returns the bytes of the support and of the values of the first block.
+fn first_block(stream: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let first = SliceReader::new(stream, Limits::default()).find_map(|event| match event.unwrap() {
+        Event::Frame(_, Body::Update(part)) => {
+            Some((part.blocks[0].support.to_vec(), part.blocks[0].values.to_vec()))
+        }
+        _ => None,
+    });
+    first.unwrap()
 }
 
 #[test]

@@ -8,7 +8,8 @@ use gcodec::frame::Budget;
 use gcodec::stream::{Body, Event, SliceReader};
 use serde_json::Value;
 
-fn vectors() -> Vec<Value> {
+/// Returns the vectors of `spec/vectors`.
+pub(crate) fn vectors() -> Vec<Value> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spec/vectors/index.json");
     let index: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     index["vectors"].as_array().unwrap().clone()
