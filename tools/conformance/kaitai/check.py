@@ -155,7 +155,8 @@ def check_update(body, frame, met):
         same(field, getattr(body, field).value, frame[field])
     same("reduction", name_of(body.reduction), frame["reduction_name"])
     attributes = {name_of(a.kind): a.body for a in body.attributes}
-    same("label", getattr(attributes.get("label"), "value", None), frame.get("label"))
+    # An empty label means none.
+    same("label", getattr(attributes.get("label"), "value", None) or None, frame.get("label"))
     runs = getattr(attributes.get("delta"), "runs", None)
     got = runs and [{"first": r.first.value, "more": r.more.value, "base": r.base.hex(), "result": r.result.hex()}
                     for r in runs]
