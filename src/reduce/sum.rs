@@ -209,11 +209,11 @@ impl<'a> Contribution<'a> {
 /// has the number that took part.
 ///
 /// # Memory
-/// Until the end: the decoded, unexpanded blocks of every sender (8 bytes per element of a top-k update of f32
-/// tensors, 9 bits per element of natural compression), or with [`Sum::add_later`] their places. At the end,
-/// the accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of all
-/// tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of those
-/// that are summed at a time one expanded update, or with [`Sum::add_later`] the blocks of all sparse updates.
+/// Until the end: the decoded, unexpanded blocks of every sender (8 bytes per element of a top-k update of
+/// f32 tensors, 9 bits per element of natural compression), or with [`Sum::add_later`] their places. At the
+/// end, the accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of
+/// all tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of
+/// those that are summed at a time one expanded update, or with [`Sum::add_later`] all sparse updates.
 pub struct Sum<'a> {
     manifest: Arc<Manifest>,
     options: SumOptions,
