@@ -360,21 +360,12 @@ impl<'a> PlaneReader<'a> {
     /// reports.
     #[inline]
     pub(crate) fn get(&mut self, width: u32) -> u64 {
-        let shift = (self.bit % 8) as u32;
-        let start = in_memory(self.bit / 8);
-        self.bit += u64::from(width);
-        let tail = self.bytes.get(start..).unwrap_or_default();
-        let value = match tail.first_chunk::<8>() {
-            Some(chunk) => {
-                let low = u64::from_le_bytes(*chunk) >> shift;
-                if width + shift > 64 {
-                    low | u64::from(tail.get(8).copied().unwrap_or(0)) << (64 - shift)
-                } else {
-                    low
-                }
-            }
-            None => last_word(tail) >> shift,
-        };
+        let (shift, start) = ((self.bit % 8) as u32, in_memory(self.bit / 8));
+        let mut value = self.ahead(0);
+        if width + shift > 64 {
+            value |= u64::from(self.bytes.get(start + 8).copied().unwrap_or(0)) << (64 - shift);
+        }
+        self.skip(width.into());
         if width == 64 { value } else { value & ((1 << width) - 1) }
     }
 

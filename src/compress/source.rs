@@ -237,7 +237,7 @@ impl Chunk<'_, '_> {
     }
 
     /// Calls `visit` with the index of each run's first element in the tensor, and with the run.
-    pub(super) fn runs(self, mut visit: impl FnMut(usize, Elements<'_>)) {
+    pub(super) fn runs(self, mut visit: impl FnMut(usize, Piece<'_>)) {
         self.pieces(RUN, |start, run| {
             visit(start, run);
             true
@@ -246,7 +246,7 @@ impl Chunk<'_, '_> {
 
     /// Calls `visit` with the index of each piece's first element in the tensor, and with the piece: `step`
     /// elements, or fewer at the end. Stops where `visit` returns false, and returns whether it never did.
-    pub(super) fn pieces(self, step: usize, mut visit: impl FnMut(usize, Elements<'_>) -> bool) -> bool {
+    pub(super) fn pieces(self, step: usize, mut visit: impl FnMut(usize, Piece<'_>) -> bool) -> bool {
         let Self { source, start, len, after } = self;
         let pieces = || (0..len).step_by(step).map(|at| (at, step.min(len - at)));
         if let Some(after) = after {
@@ -254,12 +254,12 @@ impl Chunk<'_, '_> {
                 let piece = &mut after[at..at + len];
                 source.read(start + at, piece);
                 source.prefetch(start + at + len);
-                visit(start + at, Elements::Kept(piece))
+                visit(start + at, Piece::Kept(piece))
             });
         }
         if let Some(floats) = source.floats() {
             let floats = &floats[start..start + len];
-            return pieces().all(|(at, len)| visit(start + at, Elements::Read(&floats[at..at + len])));
+            return pieces().all(|(at, len)| visit(start + at, Piece::Read(&floats[at..at + len])));
         }
         let mut scratch = vec![0.0; step.min(len)];
         pieces().all(|(at, len)| {
@@ -267,7 +267,7 @@ impl Chunk<'_, '_> {
             source.read(start + at, piece);
             // The beginning of the next piece arrives while this one is visited; the rest follows from it.
             source.prefetch(start + at + len);
-            visit(start + at, Elements::Read(piece))
+            visit(start + at, Piece::Read(piece))
         })
     }
 
@@ -290,14 +290,14 @@ impl Chunk<'_, '_> {
     }
 }
 
-/// Elements for a visitor.
-pub(super) enum Elements<'r> {
+/// Consecutive elements of a chunk, for a visitor.
+pub(super) enum Piece<'r> {
     Read(&'r [f32]),
     /// With feedback: what the visitor leaves there becomes the residual.
     Kept(&'r mut [f32]),
 }
 
-impl Elements<'_> {
+impl Piece<'_> {
     /// Returns the elements if the visitor's changes to them become the residual.
     pub(super) fn kept(&mut self) -> Option<&mut [f32]> {
         match self {
@@ -307,7 +307,7 @@ impl Elements<'_> {
     }
 }
 
-impl Deref for Elements<'_> {
+impl Deref for Piece<'_> {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {

@@ -1,4 +1,5 @@
-//! The core profile (spec, core.md): what an encoder of the profile writes for every codec.
+//! The core profile (spec, core.md): what an encoder of the profile writes for every codec, and of blocks
+//! that were read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
