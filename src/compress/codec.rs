@@ -1,11 +1,14 @@
 //! [`Codec`], and the choice between the codecs.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::*;
 use super::compressor::{Compressor, TensorRun};
+use super::extents::{self, JOINED, divide};
+use super::options::Outline;
 use super::settings::{Keys, OutOfRange, SpecError, SpecWriter, Visitor};
 use crate::block::{Block, BlockOptions, Effort, Positions};
 use crate::error::{Error, Result};
@@ -61,7 +64,7 @@ macro_rules! codecs {
                 }
             }
 
-            /// Whether consecutive tensors share a block, however large they are.
+            /// Whether consecutive tensors share a block, small or not.
             pub(super) fn shares_blocks(&self) -> bool {
                 match self {
                     Self::Raw => false,
@@ -113,6 +116,17 @@ codecs! {
     Int8
     /// `delta`: the elements that differ from a base, without loss.
     Delta
+}
+
+/// Returns the runs of tensors that are compressed together: consecutive ones of one element type and one
+/// codec, and no more than a block has if they share it.
+pub(super) fn runs(codecs: &[Codec], of: impl Fn(usize) -> Outline) -> Vec<Range<usize>> {
+    let alike = extents::runs(codecs, |i| (of(i).tensor, of(i).dtype));
+    let divided = |run: Range<usize>| match codecs[run.start].shares_blocks() {
+        true => divide(run, JOINED, |i| of(i).len),
+        false => vec![run],
+    };
+    alike.into_iter().flat_map(divided).collect()
 }
 
 impl FromStr for Codec {

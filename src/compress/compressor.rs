@@ -11,8 +11,8 @@ use crate::error::Result;
 pub(super) trait Compressor: Default {
     /// Name in specifications.
     const NAME: &'static str;
-    /// Whether all tensors of a run share one block. Otherwise only those below the size of a block may, as
-    /// [`extents`](super::extents::extents) divides them.
+    /// Whether the tensors of a run share one block, up to [`JOINED`](super::extents::JOINED) elements.
+    /// Otherwise only small ones do, as [`extents`](super::extents::extents) divides them.
     const SHARES_BLOCKS: bool = false;
 
     /// Visits all settings.

@@ -20,6 +20,28 @@ pub(super) fn runs<C: PartialEq>(codecs: &[C], of: impl Fn(usize) -> (u64, Dtype
     runs
 }
 
+/// Most elements of tensors that share a sparse block, unless it is one tensor: whoever reads one of them
+/// holds them all. Such blocks are less than 0.1 % larger than one block of all.
+pub(super) const JOINED: u64 = 16 << 20;
+
+/// Divides a run of tensors into those that share a block: with lengths of at most `most` together, or one
+/// tensor. `len` returns the length of a tensor, in elements or in bytes.
+pub(super) fn divide(run: Range<usize>, most: u64, len: impl Fn(usize) -> u64) -> Vec<Range<usize>> {
+    let mut blocks: Vec<Range<usize>> = Vec::new();
+    let mut together = 0u64;
+    for i in run {
+        together = together.saturating_add(len(i));
+        match blocks.last_mut() {
+            Some(block) if together <= most => block.end = i + 1,
+            _ => {
+                blocks.push(i..i + 1);
+                together = len(i);
+            }
+        }
+    }
+    blocks
+}
+
 /// Returns the scope of `count` >= 1 whole tensors.
 pub(super) fn whole(first: u64, count: usize) -> Scope {
     match count {
@@ -163,4 +185,19 @@ pub(super) fn extents(lens: &[u64], block_len: u64, sharing: Sharing) -> Vec<Ext
         shared = with.or(own);
     }
     extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_share_a_block_up_to_its_size() {
+        let divided = |lens: &[u64]| divide(0..lens.len(), 10, |i| lens[i]);
+        assert_eq!(divided(&[]), []);
+        assert_eq!(divided(&[4, 6, 0, 1, 9, 1]), [0..3, 3..5, 5..6]);
+        // A larger tensor is alone, and not even an empty one joins it.
+        assert_eq!(divided(&[11, 0, 3, u64::MAX, 0]), [0..1, 1..3, 3..4, 4..5]);
+        assert_eq!(divide(7..9, 10, |i| i as u64), [7..8, 8..9]);
+    }
 }

@@ -1,7 +1,7 @@
 //! Input and options of [`compress`](super::compress()).
 
 use crate::limits::setters;
-use crate::tensor::TensorView;
+use crate::tensor::{Dtype, TensorView};
 
 /// A tensor to compress.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +14,23 @@ pub struct Input<'a> {
     pub view: TensorView<'a>,
     /// Elements of the tensor that it replaces, for [`Codec::Delta`](super::Codec::Delta).
     pub base: Option<TensorView<'a>>,
+}
+
+impl Input<'_> {
+    pub(super) fn outline(&self) -> Outline {
+        Outline { tensor: self.tensor, dtype: self.view.dtype(), len: self.view.elements() }
+    }
+}
+
+/// Number, type and length of a tensor whose elements are elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outline {
+    /// Number of the tensor in the manifest.
+    pub tensor: u64,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Number of elements.
+    pub len: u64,
 }
 
 /// The treatment of NaN and infinity by lossy codecs.

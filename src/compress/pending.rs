@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::codec::Codec;
+use super::codec::{Codec, runs};
 use super::codecs::DigestKind;
 use super::codecs::delta::Changes;
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::{TopK, natural};
 use super::digests::{Digests, Expected, wanted};
-use super::extents::{Extent, Sharing, extents, runs};
+use super::extents::{Extent, Sharing, extents};
 use super::options::{Input, Options};
 use super::settings::Selection;
 use super::source::Source;
@@ -60,9 +60,9 @@ enum Work<'a> {
 ///
 /// # Memory
 /// As [`compress()`] for some tensors at a time: as many as have 4 Mi elements for each thread, at least one.
-/// A codec with positions takes all consecutive tensors of one element type at a time, because they share a
-/// block; one with [`Selection::Global`] takes them all. Dense blocks of large tensors take nothing, and
-/// `delta` takes 16 Mi elements for each thread.
+/// A codec with positions takes at least those that share a block, up to 16 Mi elements; one with
+/// [`Selection::Global`] takes them all. Dense blocks of large tensors take nothing, and `delta` takes 16 Mi
+/// elements for each thread.
 ///
 /// # Errors
 /// As [`compress()`]. The inputs and settings are checked at once; a value that is not finite is found when
@@ -74,7 +74,7 @@ pub fn pending<'a>(inputs: &'a [Input<'a>], codecs: &'a [Codec], options: &Optio
     }
     let (ready, expected, work) = Default::default();
     let mut pending = Pending { inputs, codecs, options: options.clone(), work, ready, expected };
-    let runs = runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype()));
+    let runs = runs(codecs, |i| inputs[i].outline());
     let is_global = |run: &Range<usize>| {
         matches!(codecs[run.start], Codec::TopK(TopK { selection: Selection::Global, .. }))
     };
@@ -146,7 +146,14 @@ impl Pending<'_> {
             return Ok(());
         }
         if codec.shares_blocks() {
-            self.work.push_back(Work::Together(run));
+            let fits = |from: usize| {
+                let len = self.inputs[from..run.end].iter().map(|input| input.view.elements());
+                len.sum::<u64>() <= batch_elements()
+            };
+            match self.work.back_mut() {
+                Some(Work::Together(before)) if fits(before.start) => before.end = run.end,
+                _ => self.work.push_back(Work::Together(run)),
+            }
             return Ok(());
         }
         let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
@@ -310,6 +317,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::block::Scope;
     use crate::compress::{Feedback, deltas};
     use crate::frame::{TensorInfo, UpdateHeader};
     use crate::random::word;
@@ -370,6 +378,29 @@ mod tests {
         }
         let cycle = Codec::NAMES.iter().map(|name| name.parse().unwrap()).cycle();
         compare(&tensors, &cycle.take(tensors.len()).collect::<Vec<_>>(), &options);
+    }
+
+    #[test]
+    fn tensors_share_blocks_of_few_elements_up_to_their_size() {
+        let some = |i: u64| {
+            let mut data = vec![0; 10 << 20];
+            (0..500).for_each(|at| data[20_000 * at + 1] = (word(1, i, at as u64) % 60) as u8);
+            TensorBuf::new(Dtype::Bf16, vec![5 << 20], data).unwrap()
+        };
+        let tensors: Vec<_> = (0..5).map(|i| [some(i), some(i)]).collect();
+        for codec in ["topk:k=100", "topk:k=100,values=q4,scope=global", "threshold:at=1e-30", "sbc:k=100"] {
+            let codecs = vec![codec.parse().unwrap(); 5];
+            let input =
+                |i: usize| Input { tensor: 3 + i as u64, name: "", view: tensors[i][0].view(), base: None };
+            let inputs: Vec<_> = (0..5).map(input).collect();
+            let blocks = compress(&inputs, &codecs, &Options::default(), None).unwrap();
+            let scopes = blocks.iter().map(|coded| coded.block.scope);
+            let expected = [(3, 3), (6, 2)].map(|(first, count)| Scope::Tensors { first, count });
+            assert!(scopes.eq(expected), "{codec}");
+            if !codec.ends_with("global") {
+                compare(&tensors, &codecs, &Options::default());
+            }
+        }
     }
 
     #[test]

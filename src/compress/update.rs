@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::codec::Codec;
+use super::codec::{Codec, runs};
 use super::codecs::TopK;
 use super::compressor::TensorRun;
-use super::extents::runs;
 use super::feedback::Feedback;
 use super::options::{Input, Options};
 use super::select::{Chosen, top_k};
@@ -32,8 +31,9 @@ use crate::error::{Error, InputErrorKind, Result};
 /// | `demo` | 12 for each coefficient kept |
 /// | `powersgd` | 4 for each element of the largest tensor |
 ///
-/// `demo` and `powersgd` take 4 bytes more for each element of a block, to reconstruct it. In addition to
-/// this and to the residuals, sparse codecs take at most 1 MiB and, with the coding of
+/// Tensors of sparse codecs share a block, up to 16 Mi elements or one tensor: a reader of one of them holds
+/// all. `demo` and `powersgd` take 4 bytes more for each element of a block, to reconstruct it. Beside this
+/// and the residuals, sparse codecs take at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::stream::Encoder::update), 64 bytes for each element kept, as measured in
 /// `tests/properties/memory.rs` at a density of 0.001. Dense codecs take a few tiles for each thread. A
 /// sender that cannot hold this uses [`pending()`](super::pending()), which compresses some tensors at a
@@ -60,7 +60,7 @@ pub fn compress(
         .collect::<Result<Vec<_>>>()?;
     let mut chosen = global(&mut sources, codecs)?;
     let mut coded = Vec::new();
-    for run in runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype())) {
+    for run in runs(codecs, |i| inputs[i].outline()) {
         let tensors = &mut sources[run.clone()];
         let codec = codecs[run.start];
         let (inputs, chosen) = (&inputs[run.clone()], &mut chosen[run]);

@@ -45,7 +45,6 @@ impl Default for RandK {
 
 impl Compressor for RandK {
     const NAME: &'static str = "randk";
-    const SHARES_BLOCKS: bool = true;
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.amount(&mut self.amount)?;

@@ -8,10 +8,11 @@
 
 use rayon::prelude::*;
 
-use super::sparse::{Outline, join, mean, outlines, tensor_groups};
+use super::sparse::{join, mean, outlines, tensor_groups};
 use crate::arch::threads::in_order;
 use crate::block::{Block, Constant, Positions, ScaleFormat, Scales, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
+use crate::compress::options::Outline;
 use crate::compress::select::{self, Chosen, Scratch};
 use crate::compress::settings::{Amount, Visitor};
 use crate::compress::sums::magnitudes;

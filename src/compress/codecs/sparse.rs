@@ -9,6 +9,7 @@ use crate::block::{
     Underflow, Values, Zero,
 };
 use crate::compress::extents::whole;
+use crate::compress::options::Outline;
 use crate::compress::select::Chosen;
 use crate::compress::settings::Kept;
 use crate::compress::source::Source;
@@ -16,17 +17,6 @@ use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, encode_f32s, max_finite};
-
-/// Number, type and length of a tensor whose elements are elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outline {
-    /// Number of the tensor in the manifest.
-    pub tensor: u64,
-    /// Type of the elements.
-    pub dtype: Dtype,
-    /// Number of elements.
-    pub len: u64,
-}
 
 /// Number of kept elements that share a scale with [`Kept::Q4`].
 const Q4_GROUP: u64 = 256;

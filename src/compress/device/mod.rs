@@ -18,15 +18,14 @@ pub mod delta;
 pub mod dense;
 mod fitting;
 
-pub use super::codecs::sparse::Outline;
+pub use super::options::Outline;
 pub use super::state::SIDCO as SIDCO_STATE;
 pub use fitting::{FitResult, Fitting, Least, MomentQuery, Moments, Step};
 
 use std::ops::Range;
 
-use super::codec::Codec;
+use super::codec::{Codec, runs};
 use super::codecs::{PowerSgd, Sbc, Sidco, Threshold, TopK, sbc, sparse};
-use super::extents::runs;
 use super::select::{self, Chosen};
 use super::settings::Selection;
 use super::state::POWERSGD;
@@ -195,7 +194,7 @@ pub fn blocks(
 /// Returns the errors of [`searches`].
 pub fn joined(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Range<usize>>> {
     check(tensors, codecs)?;
-    Ok(runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)))
+    Ok(runs(codecs, |i| tensors[i]))
 }
 
 /// Returns the same as [`blocks`], where the supports of some blocks are already in wire form.
@@ -247,7 +246,7 @@ fn blocks_of(
         check_found(tensor, found, codec, written(i)).map_err(|e| e.in_tensor(tensor.tensor))?;
     }
     let (mut blocks, mut sent) = (Vec::new(), Vec::with_capacity(tensors.len()));
-    for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
+    for run in runs(codecs, |i| tensors[i]) {
         let (tensors, found) = (&tensors[run.clone()], &found[run.clone()]);
         let chosen = found.iter().map(|found| match found {
             Found::Elements(chosen) => chosen.clone(),

@@ -3,7 +3,7 @@
 use crate::arch::masks::Ones;
 use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP};
-use crate::compress::extents::Span;
+use crate::compress::extents::{Span, divide};
 use crate::compress::options::Input;
 use crate::digest::SumChange;
 use crate::error::{Error, InputErrorKind, Result};
@@ -23,23 +23,16 @@ pub(in crate::compress) const RUN_BYTES: usize = 8 << 20;
 /// Divides consecutive tensors of these numbers of elements into those that share a block, and a large tensor
 /// into parts that have a block each.
 pub(in crate::compress) fn division(dtype: Dtype, lens: &[u64]) -> Vec<Vec<Span>> {
+    let bytes = |i: usize| dtype.bytes_for(lens[i]).unwrap_or(u64::MAX);
     let mut blocks = Vec::new();
-    let mut first = 0;
-    while let Some(&len) = lens.get(first) {
-        let mut bytes = 0u64;
-        let fits = lens[first..].iter().take_while(|&&len| {
-            bytes = bytes.saturating_add(dtype.bytes_for(len).unwrap_or(u64::MAX));
-            bytes <= RUN_BYTES as u64
-        });
-        let end = first + fits.count().max(1);
-        if end == first + 1 {
+    for together in divide(0..lens.len(), RUN_BYTES as u64, bytes) {
+        if together.len() == 1 {
+            let (input, len) = (together.start, lens[together.start]);
             let starts = (0..len.max(1)).step_by(in_memory(PIECE));
-            blocks
-                .extend(starts.map(|start| vec![Span { input: first, start, len: PIECE.min(len - start) }]));
+            blocks.extend(starts.map(|start| vec![Span { input, start, len: PIECE.min(len - start) }]));
         } else {
-            blocks.push((first..end).map(|input| Span { input, start: 0, len: lens[input] }).collect());
+            blocks.push(together.map(|input| Span { input, start: 0, len: lens[input] }).collect());
         }
-        first = end;
     }
     blocks
 }

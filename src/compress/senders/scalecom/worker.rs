@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{Choice, ScaleComOptions, quasi};
 use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
-use crate::compress::codecs::sparse::{self, Outline};
+use crate::compress::codecs::sparse;
+use crate::compress::options::Outline;
 use crate::compress::select::{Chosen, top_k, top_k_each};
 use crate::compress::senders::state::{self, out_of_turn};
 use crate::compress::source::{CHUNK, Source};
