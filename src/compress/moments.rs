@@ -93,16 +93,14 @@ impl MomentQuery {
 }
 
 fn of_slice<const LOGS: bool>(chunk: &[f32], query: MomentQuery) -> Moments {
-    arch::run(Measure::<_, _, LOGS> { chunk, value: |x: &f32| *x, query })
+    let mut runs = Runs::new();
+    chunk.chunks(RUN).for_each(|run| runs.push(arch::run(Measure::<LOGS> { run, query })));
+    runs.finish()
 }
 
 fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, query: MomentQuery) -> Moments {
-    if let Some(chunk) = chunk.plain() {
-        let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-        return arch::run(Measure::<_, _, LOGS> { chunk, value, query });
-    }
     let mut runs = Runs::new();
-    chunk.runs(|_, run| runs.push(of_slice::<LOGS>(&run, query)));
+    chunk.runs(|_, run| runs.push(arch::run(Measure::<LOGS> { run: &run, query })));
     runs.finish()
 }
 
@@ -110,33 +108,22 @@ fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, query: MomentQuery) -> Momen
 /// ones.
 const GROUP: usize = 16;
 
-/// Computes the [`Moments`] of at most one chunk, with the product if `LOGS`.
-struct Measure<'a, T, V, const LOGS: bool> {
-    chunk: &'a [T],
-    value: V,
+/// Computes the [`Moments`] of one run, with the product if `LOGS`.
+struct Measure<'a, const LOGS: bool> {
+    run: &'a [f32],
     query: MomentQuery,
 }
 
-impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, LOGS> {
+impl<const LOGS: bool> Kernel for Measure<'_, LOGS> {
     type Output = Moments;
 
     #[inline(always)]
     fn call(self) -> Moments {
-        let Self { chunk, value, query } = self;
-        let (mut runs, mut run) = (Runs::new(), [0.0; RUN]);
-        let (whole, rest) = chunk.as_chunks::<RUN>();
         // Magnitudes are copied in order first: reading memory by columns defeats the processor's
         // prefetching.
-        for elements in whole {
-            run.iter_mut().zip(elements).for_each(|(x, element)| *x = value(element).abs());
-            runs.push(of_run::<LOGS>(&run, RUN, query));
-        }
-        if !rest.is_empty() {
-            run = [0.0; RUN];
-            run.iter_mut().zip(rest).for_each(|(x, element)| *x = value(element).abs());
-            runs.push(of_run::<LOGS>(&run, rest.len(), query));
-        }
-        runs.finish()
+        let mut magnitudes = [0.0; RUN];
+        magnitudes.iter_mut().zip(self.run).for_each(|(magnitude, x)| *magnitude = x.abs());
+        of_run::<LOGS>(&magnitudes, self.run.len(), self.query)
     }
 }
 

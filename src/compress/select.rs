@@ -312,42 +312,35 @@ pub(super) fn collect(
 /// Collects from one chunk, and stops once there are more than `room` elements.
 fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: usize) -> Found {
     let (first, mut elements) = (chunk.start, Vec::new());
-    match chunk.plain() {
-        Some(plain) => {
-            let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-            arch::run(Collect { values: plain, at: 0, value, hit, room, elements: &mut elements });
-        }
-        None => chunk.runs(|start, values| {
-            let (at, elements) = (start - first, &mut elements);
-            arch::run(Collect { values: &values, at, value: |x: &f32| *x, hit, room, elements });
-        }),
-    }
+    chunk.parts(|start, values| {
+        let (at, elements) = (start - first, &mut elements);
+        arch::run(Collect { values: &values, at, hit, room, elements });
+    });
     Found { start: first, elements }
 }
 
 /// Appends the elements of `values` that `hit` accepts. `at` is the index of the first of `values`.
-pub(super) struct Collect<'a, T, V, H> {
-    pub(super) values: &'a [T],
+pub(super) struct Collect<'a, H> {
+    pub(super) values: &'a [f32],
     pub(super) at: usize,
-    pub(super) value: V,
     pub(super) hit: H,
     pub(super) room: usize,
     pub(super) elements: &'a mut Vec<u64>,
 }
 
-impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'_, T, V, H> {
+impl<H: Fn(f32) -> bool + Copy> Kernel for Collect<'_, H> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { values, mut at, value, hit, room, elements } = self;
+        let Self { values, mut at, hit, room, elements } = self;
         let (rows, rest) = values.as_chunks::<ROW>();
         // The last elements found: to append each on its own takes longer.
         let (mut last, mut len) = ([0; 8 * ROW], 0);
         for (done, row) in rows.iter().enumerate() {
-            let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
+            let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(*x)));
             if any != 0 && elements.len() + len <= room {
-                let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(value(&row[i])))));
+                let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(row[i]))));
                 if len > last.len() - ROW {
                     if elements.capacity() == 0 {
                         // The rest has about as many, but hardly many times as many.
@@ -362,7 +355,7 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
                 for eight in last[len..len + ROW].as_chunks_mut::<8>().0 {
                     for slot in eight {
                         let i = hits.trailing_zeros() as usize % ROW;
-                        *slot = element(at + i, value(&row[i]).to_bits());
+                        *slot = element(at + i, row[i].to_bits());
                         hits &= hits.wrapping_sub(1);
                     }
                     if hits == 0 {
@@ -374,7 +367,7 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
             at += ROW;
         }
         elements.extend_from_slice(&last[..len]);
-        let rest = rest.iter().map(value).enumerate().filter(|(_, x)| hit(*x));
+        let rest = rest.iter().copied().enumerate().filter(|(_, x)| hit(*x));
         elements.extend(rest.map(|(i, x)| element(at + i, x.to_bits())));
     }
 }

@@ -59,21 +59,16 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// Returns the elements' bytes if they are 32-bit floats that [`Self::read`] would not change.
-    pub(super) fn plain(&self) -> Option<&'a [[u8; 4]]> {
-        let plain = self.dtype == Dtype::F32 && self.residual.is_none() && !self.zero_non_finite;
-        plain.then_some(self.data.as_chunks().0)
-    }
-
-    /// Returns the elements where they are, if [`Self::read`] would not change them.
+    /// Returns the elements where they are, if they are 32-bit floats that [`Self::read`] would not change.
     fn floats(&self) -> Option<&'a [f32]> {
-        self.plain().and_then(floats)
+        let is_plain = self.dtype == Dtype::F32 && self.residual.is_none() && !self.zero_non_finite;
+        floats(self.data.as_chunks().0).filter(|_| is_plain)
     }
 
     /// Returns the element at `index`.
     pub(super) fn at(&self, index: usize) -> f32 {
-        if let Some(words) = self.plain() {
-            return f32::from_le_bytes(words[index]);
+        if let Some(floats) = self.floats() {
+            return floats[index];
         }
         let mut x = [0.0];
         self.read(index, &mut x);
@@ -119,12 +114,14 @@ impl<'a> Source<'a> {
         prefetch(self.data.get(bytes(start)..end).unwrap_or_default());
     }
 
-    /// Reads all elements: with feedback into [`Self::residual_after`], otherwise into `scratch`.
+    /// Returns all elements: with feedback in [`Self::residual_after`], otherwise in `scratch` or where they
+    /// are.
     pub(super) fn read_all<'s>(&'s mut self, scratch: &'s mut Vec<f32>) -> &'s [f32] {
         let mut after = self.residual_after.take();
-        match &mut after {
-            Some(after) => self.read(0, after),
-            None => {
+        match (&mut after, self.floats()) {
+            (Some(after), _) => self.read(0, after),
+            (None, Some(floats)) => return floats,
+            (None, None) => {
                 scratch.resize(self.len, 0.0);
                 self.read(0, scratch);
             }
@@ -230,16 +227,19 @@ pub(super) struct Chunk<'s, 'a> {
 }
 
 impl Chunk<'_, '_> {
-    /// Returns the elements' bytes if they are the 32-bit floats that a visitor would get.
-    pub(super) fn plain(&self) -> Option<&[[u8; 4]]> {
-        let words = self.source.plain().filter(|_| self.after.is_none())?;
-        Some(&words[self.start..self.start + self.len])
-    }
-
     /// Calls `visit` with the index of each run's first element in the tensor, and with the run.
     pub(super) fn runs(self, mut visit: impl FnMut(usize, Piece<'_>)) {
         self.pieces(RUN, |start, run| {
             visit(start, run);
+            true
+        });
+    }
+
+    /// As [`Self::runs`], with longer runs where nothing has to be read into a buffer.
+    pub(super) fn parts(self, mut visit: impl FnMut(usize, Piece<'_>)) {
+        let step = if self.after.is_none() && self.source.floats().is_some() { self.len } else { RUN };
+        self.pieces(step, |start, part| {
+            visit(start, part);
             true
         });
     }

@@ -35,12 +35,10 @@ impl Scratch {
         let rows = rows(source.len, k)?;
         let Self { values, maxima, elements } = self;
         elements.clear();
-        match source.plain() {
-            Some(words) if source.residual_after.is_none() => {
-                candidates(words, |bytes| f32::from_le_bytes(*bytes), (rows, k), maxima, elements);
-            }
-            _ => candidates(source.read_all(values), |x| *x, (rows, k), maxima, elements),
-        }
+        let values = source.read_all(values);
+        let at = least(values, |x| (x.to_bits() & MAGNITUDE) as i32, (rows, k), maxima);
+        let hit = |x: f32| reaches(x.abs(), at);
+        arch::run(Collect { values, at: 0, hit, room: usize::MAX, elements });
         Some(largest(source, Side::Both, k, maxima, elements))
     }
 
@@ -49,12 +47,11 @@ impl Scratch {
         let rows = rows(source.len, k)?;
         let Self { values, maxima, elements } = self;
         elements.clear();
-        match source.plain() {
-            Some(words) if source.residual_after.is_none() => {
-                of_both_sides(words, |bytes| f32::from_le_bytes(*bytes), (rows, k), maxima, elements);
-            }
-            _ => of_both_sides(source.read_all(values), |x| *x, (rows, k), maxima, elements),
-        }
+        let values = source.read_all(values);
+        let plus = least(values, |x| x.to_bits() as i32, (rows, k), maxima);
+        let minus = least(values, |x| (x.to_bits() ^ SIGN) as i32, (rows, k), maxima);
+        let hit = |x: f32| reaches(x, plus) | reaches(-x, minus);
+        arch::run(Collect { values, at: 0, hit, room: usize::MAX, elements });
         let mut of = |side| largest(source, side, k, maxima, elements);
         Some(of(Side::Plus).and_then(|plus| Ok([plus, of(Side::Minus)?])))
     }
@@ -67,40 +64,11 @@ fn rows(len: usize, k: u64) -> Option<usize> {
     (len <= CHUNK && rows >= LEAST_ROWS).then_some(rows)
 }
 
-/// Appends the elements whose magnitude reaches the `k`-th largest maximum, which are at least `k` if that is
-/// above zero.
-fn candidates<T>(
-    values: &[T],
-    value: impl Fn(&T) -> f32 + Copy,
-    (rows, k): (usize, u64),
-    maxima: &mut Vec<u32>,
-    elements: &mut Vec<u64>,
-) {
-    let magnitude = |x: &T| (value(x).to_bits() & MAGNITUDE) as i32;
-    let at = least(values, magnitude, (rows, k), maxima);
-    let hit = |x: f32| reaches(x.abs(), at);
-    arch::run(Collect { values, at: 0, value, hit, room: usize::MAX, elements });
-}
-
-/// As [`candidates`], for the elements of either sign.
-fn of_both_sides<T>(
-    values: &[T],
-    value: impl Fn(&T) -> f32 + Copy,
-    (rows, k): (usize, u64),
-    maxima: &mut Vec<u32>,
-    elements: &mut Vec<u64>,
-) {
-    let plus = least(values, |x: &T| value(x).to_bits() as i32, (rows, k), maxima);
-    let minus = least(values, |x: &T| (value(x).to_bits() ^ SIGN) as i32, (rows, k), maxima);
-    let hit = |x: f32| reaches(x, plus) | reaches(-x, minus);
-    arch::run(Collect { values, at: 0, value, hit, room: usize::MAX, elements });
-}
-
 /// Returns the `k`-th largest of the groups' maxima. `key` orders the elements by magnitude; those below zero
 /// are none.
-fn least<T>(
-    values: &[T],
-    key: impl Fn(&T) -> i32 + Copy,
+fn least(
+    values: &[f32],
+    key: impl Fn(f32) -> i32 + Copy,
     (rows, k): (usize, u64),
     maxima: &mut Vec<u32>,
 ) -> f32 {
@@ -112,14 +80,14 @@ fn least<T>(
 
 /// Appends the largest key of each group. A segment of consecutive elements makes [`ROW`] groups: each
 /// takes one element from every row.
-struct Maxima<'a, T, K> {
-    values: &'a [T],
+struct Maxima<'a, K> {
+    values: &'a [f32],
     key: K,
     rows: usize,
     maxima: &'a mut Vec<u32>,
 }
 
-impl<T, K: Fn(&T) -> i32 + Copy> Kernel for Maxima<'_, T, K> {
+impl<K: Fn(f32) -> i32 + Copy> Kernel for Maxima<'_, K> {
     type Output = ();
 
     #[inline(always)]
@@ -128,7 +96,7 @@ impl<T, K: Fn(&T) -> i32 + Copy> Kernel for Maxima<'_, T, K> {
             // Signed, because every instruction set compares signed integers.
             let mut maxima = [0i32; ROW];
             for row in segment.as_chunks::<ROW>().0 {
-                maxima.iter_mut().zip(row).for_each(|(max, x)| *max = (*max).max((self.key)(x)));
+                maxima.iter_mut().zip(row).for_each(|(max, x)| *max = (*max).max((self.key)(*x)));
             }
             self.maxima.extend(maxima.map(|max| max as u32));
         }
