@@ -1,33 +1,48 @@
 //! Files replaced whole: written beside their target, then renamed.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::TempPath;
 
-/// A file that appears under its name only when it is complete: it is written beside the target, flushed to
-/// disk and renamed.
+use super::Map;
+
+/// A file that appears under its name only when it is complete: it is written in the folder of its target,
+/// flushed to disk and named.
 ///
-/// Dropping it before [`AtomicFile::commit`] removes the temporary file and leaves an older target unchanged.
-/// A target that is a symbolic link stays a link, and the file that it points to is replaced. An older file's
-/// permissions are kept. From 128 MiB on, a thread flushes what is there while more is written.
+/// Dropping it before [`AtomicFile::commit`] removes it and leaves an older target unchanged. On Linux it has
+/// no name until then, where the file system allows this (`O_TMPFILE`): nothing is left of a program that was
+/// killed. Elsewhere it has a temporary name, `.NAME.RANDOM.tmp`. A target that is a symbolic link stays a
+/// link, and the file that it points to is replaced. An older file's permissions are kept. From 128 MiB on, a
+/// thread flushes what is there while more is written.
 #[derive(Debug)]
 pub struct AtomicFile {
-    file: io::BufWriter<NamedTempFile>,
+    file: io::BufWriter<fs::File>,
+    /// Its name, if it has one.
+    temporary: Option<TempPath>,
     target: PathBuf,
     early: EarlySync,
 }
 
 impl AtomicFile {
-    /// Creates the temporary file beside `target`.
+    /// Creates the file in the folder of `target`.
     ///
     /// # Errors
-    /// [`io::Error`] if the temporary file cannot be created, if `target` is a directory, or if it could not
+    /// [`io::Error`] if the file cannot be created, if `target` is a directory, or if it could not
     /// be replaced in the end: it is a mount point, or its folder has no renames (as some network file
     /// systems have none).
     pub fn create(target: &Path) -> io::Result<Self> {
+        Self::with(target, unnamed)
+    }
+
+    /// `unnamed` creates a file without a name in a folder, if it can.
+    fn with(
+        target: &Path,
+        unnamed: impl FnOnce(&tempfile::Builder<'_, '_>, &Path) -> Option<fs::File>,
+    ) -> io::Result<Self> {
         let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let old = fs::metadata(&target).ok();
         if old.as_ref().is_some_and(fs::Metadata::is_dir) {
@@ -37,37 +52,48 @@ impl AtomicFile {
             let what = "a mount point, which no other file can replace: mount its folder instead";
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, what));
         }
-        let mut prefix = std::ffi::OsString::from(".");
-        prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
-        prefix.push(".");
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix).suffix(".new.tmp");
-        #[cfg(unix)]
-        {
-            // The same mode as of `File::create`: by default a temporary file is private to its owner.
-            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        }
-        let file = renamed(builder.tempfile_in(folder_of(&target))?)?;
+        let prefix = prefix(&target)?;
+        let names = names(&prefix);
+        let (file, temporary) = match unnamed(&names, folder_of(&target)) {
+            Some(file) => (file, None),
+            None => {
+                let (file, path) = names.tempfile_in(folder_of(&target))?.into_parts();
+                (file, Some(renamed(path)?))
+            }
+        };
         if let Some(old) = old {
-            file.as_file().set_permissions(old.permissions())?;
+            file.set_permissions(old.permissions())?;
         }
-        Ok(Self { file: io::BufWriter::new(file), target, early: EarlySync::default() })
+        Ok(Self { file: io::BufWriter::new(file), temporary, target, early: EarlySync::default() })
     }
 
-    /// Returns the path of the temporary file, for a program that removes it when a signal ends it.
-    pub fn temporary(&self) -> &Path {
-        self.file.get_ref().path()
+    /// Returns the path of the file, for a program that removes it when a signal ends it; `None` while it has
+    /// none.
+    pub fn temporary(&self) -> Option<&Path> {
+        self.temporary.as_deref()
     }
 
-    /// Flushes the data to disk and renames the file to its target.
+    /// Maps what was written so far, at least one byte.
+    ///
+    /// # Errors
+    /// [`io::Error`] of the writes that were due, or of [`Map::of`].
+    pub fn written(&mut self) -> io::Result<Map> {
+        self.file.flush()?;
+        Map::of(self.file.get_ref())
+    }
+
+    /// Flushes the data to disk and gives the file its name.
     ///
     /// # Errors
     /// [`io::Error`]; an older target is unchanged.
     pub fn commit(mut self) -> io::Result<()> {
         self.early.wait()?;
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.as_file().sync_all()?;
-        file.persist(&self.target)?;
+        file.sync_all()?;
+        match self.temporary {
+            Some(path) => path.persist(&self.target)?,
+            None => name(&file, &self.target)?,
+        }
         // The new name is durable when the directory is synced. Not every system can do that; the data itself
         // is synced.
         let _ = fs::File::open(folder_of(&self.target)).and_then(|folder| folder.sync_all());
@@ -82,7 +108,7 @@ const AT_ONCE: usize = 1 << 20;
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // First: an error says that none of these bytes were taken.
-        self.early.begin(self.file.get_ref().as_file())?;
+        self.early.begin(self.file.get_ref())?;
         let written = self.file.write(&bytes[..bytes.len().min(AT_ONCE)])?;
         self.early.written += written as u64;
         Ok(written)
@@ -136,15 +162,81 @@ impl EarlySync {
 /// Bytes of stack for a thread that makes one call.
 const STACK: usize = 64 << 10;
 
+/// Returns what the temporary names of a target begin with.
+fn prefix(target: &Path) -> io::Result<OsString> {
+    let mut prefix = OsString::from(".");
+    prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+    prefix.push(".");
+    Ok(prefix)
+}
+
+/// Makes files with temporary names, before [`renamed`].
+fn names(prefix: &OsStr) -> tempfile::Builder<'_, '_> {
+    let mut names = tempfile::Builder::new();
+    names.prefix(prefix).suffix(".new.tmp");
+    #[cfg(unix)]
+    {
+        // The same mode as of `File::create`: by default a temporary file is private to its owner.
+        names.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    }
+    names
+}
+
 /// Renames a temporary file: a folder that cannot do this cannot replace the target either.
-fn renamed(file: NamedTempFile) -> io::Result<NamedTempFile> {
-    let (file, path) = file.into_parts();
+fn renamed(path: TempPath) -> io::Result<TempPath> {
     let new = path.with_extension("").with_extension("tmp");
     path.persist(&new).map_err(|e| {
         let what = format!("its folder cannot rename files, so no file can appear there whole: {}", e.error);
         io::Error::new(e.error.kind(), what)
     })?;
-    Ok(NamedTempFile::from_parts(file, TempPath::try_from_path(new)?))
+    TempPath::try_from_path(new)
+}
+
+/// Creates a file without a name; `None` where the folder cannot have one or cannot name it later.
+#[cfg(target_os = "linux")]
+fn unnamed(names: &tempfile::Builder<'_, '_>, folder: &Path) -> Option<fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = fs::File::options();
+    let options = options.read(true).write(true).mode(0o666).custom_flags(libc::O_TMPFILE);
+    // A file that had a name and lost it gets no other: another one is tried.
+    let tried = options.open(folder).ok()?;
+    let named = names.make_in(folder, |path| link(&tried, path)).ok()?;
+    renamed(named.into_temp_path()).ok()?;
+    options.open(folder).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unnamed(_: &tempfile::Builder<'_, '_>, _: &Path) -> Option<fs::File> {
+    None
+}
+
+/// Gives a file without a name that of its target.
+#[cfg(target_os = "linux")]
+fn name(file: &fs::File, target: &Path) -> io::Result<()> {
+    // A link replaces no file, but a renamed file does.
+    match link(file, target) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            let prefix = prefix(target)?;
+            let named = names(&prefix).make_in(folder_of(target), |path| link(file, path))?;
+            Ok(named.into_temp_path().persist(target)?)
+        }
+        linked => linked,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn name(_: &fs::File, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Gives a file without a name a first one.
+#[cfg(target_os = "linux")]
+fn link(file: &fs::File, path: &Path) -> io::Result<()> {
+    use rustix::fs::{AtFlags, CWD, linkat};
+    use std::os::fd::AsRawFd;
+    // With the file itself in place of its path, programs with few rights may not link it.
+    let of = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, of, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
 /// Whether a file is a mount point, as `docker run -v file:file` makes one. False where the system does not
@@ -185,6 +277,36 @@ mod tests {
         }
         file.commit().unwrap();
         assert_eq!(fs::read(&target).unwrap(), (0..100).flat_map(|i| [i; 1000]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn files_appear_whole_with_and_without_a_name_before() {
+        type Unnamed = fn(&tempfile::Builder<'_, '_>, &Path) -> Option<fs::File>;
+        for (way, named) in [(unnamed as Unnamed, cfg!(not(target_os = "linux"))), (|_, _| None, true)] {
+            let folder = tempfile::tempdir().unwrap();
+            let target = folder.path().join("file");
+            let files = || fs::read_dir(folder.path()).unwrap().count();
+            for text in [b"new", b"old"] {
+                let before = files();
+                let mut file = AtomicFile::with(&target, way).unwrap();
+                if file.temporary().is_some() && !named {
+                    eprintln!("skipped: the file system has no files without names");
+                    break;
+                }
+                file.write_all(text).unwrap();
+                assert_eq!(*file.written().unwrap(), *text);
+                let name =
+                    file.temporary().map(|path| path.file_name().unwrap().to_string_lossy().into_owned());
+                assert!(name.is_none_or(|name| name.starts_with(".file.") && !name.ends_with(".new.tmp")));
+                assert_eq!(files(), before + usize::from(named));
+                drop(file);
+                assert_eq!(files(), before);
+                let mut file = AtomicFile::with(&target, way).unwrap();
+                file.write_all(text).unwrap();
+                file.commit().unwrap();
+                assert_eq!((fs::read(&target).unwrap().as_slice(), files()), (text.as_slice(), 1));
+            }
+        }
     }
 
     #[cfg(target_os = "linux")]

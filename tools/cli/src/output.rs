@@ -156,15 +156,14 @@ impl Output {
             return Ok(Self::Stream(BufWriter::with_capacity(BUFFER_BYTES, file)));
         }
         let file = AtomicFile::create(path).in_output(path)?;
-        signals::begin(file.temporary());
+        file.temporary().iter().for_each(|path| signals::begin(path));
         Ok(Self::File(file))
     }
 
     /// Returns what was written so far, if it can be read.
     pub(crate) fn written(&mut self) -> Result<Option<Input>> {
         let Self::File(file) = self else { return Ok(None) };
-        file.flush()?;
-        Input::open(file.temporary(), 0).map(Some)
+        Ok(Some(Input::Mapped(file.written()?)))
     }
 
     /// Flushes the buffer; a file is moved to its place.
@@ -173,9 +172,9 @@ impl Output {
             Self::Stdout(mut stdout) => stdout.flush(),
             Self::Stream(mut stream) => stream.flush(),
             Self::File(file) => {
-                let temporary = file.temporary().to_owned();
+                let temporary = file.temporary().map(Path::to_owned);
                 let committed = file.commit();
-                signals::end(&temporary);
+                temporary.iter().for_each(|path| signals::end(path));
                 committed
             }
         }
@@ -293,7 +292,8 @@ mod tests {
 
         let mut dropped = AtomicFile::create(&target).unwrap();
         dropped.write_all(b"half of the n").unwrap();
-        assert_eq!(fs::read_dir(dir.root()).unwrap().count(), 2);
+        let named = usize::from(dropped.temporary().is_some());
+        assert_eq!(fs::read_dir(dir.root()).unwrap().count(), 1 + named);
         drop(dropped);
         assert_eq!(fs::read(&target).unwrap(), b"old");
         assert_eq!(fs::read_dir(dir.root()).unwrap().count(), 1);

@@ -104,13 +104,14 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut section = Section::new(
         "Kills",
         "Commands that replace a file or append to it are killed by SIGKILL: at random times, and at \
-         each system call that opens, writes, renames, flushes, truncates or removes a file (by \
+         each system call that opens, writes, links, renames, flushes, truncates or removes a file (by \
          `strace`, kind by kind and call by call until the command completes). The target must then \
          be the old file or the complete new one. A file that was appended to may also have a part \
          of the new segment: all old contents are readable, the rest is refused as `truncated`, \
-         `recover` saves every complete frame, and appending to the saved file works. Leftover files \
-         beside the target have the name `.NAME.PID-N.tmp`. The same command, run again, writes the \
-         new file.",
+         `recover` saves every complete frame, and appending to the saved file works. A new file has no \
+         name while it is written, where the system has such files. Otherwise, and between its link and \
+         the rename that replaces the target, it is called `.NAME.RANDOM.tmp`, and a kill can leave it. \
+         The same command, run again, writes the new file.",
         &[
             "Command",
             "Killed",
@@ -192,6 +193,7 @@ const CALLS: &[&str] = &[
     "write",
     "rename",
     "fsync",
+    "linkat",
     "ftruncate",
     "openat",
     "fchmod",
