@@ -236,11 +236,12 @@ fn read_entropy<'c, T: Send>(
             })
         }
         log @ 10..=24 => {
-            if symbols.len() <= 1 << log {
+            let len = 1 << log;
+            if symbols.len() <= len {
                 return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
             }
-            let mut places = symbols.chunks_mut(1 << log).zip(items.chunks_mut(1 << log));
-            let in_turn = side_by_side(1 << log);
+            let mut places = symbols.chunks_mut(len).zip(items.chunks_mut(len));
+            let in_turn = side_by_side(len);
             loop {
                 let batch = places.by_ref().take(in_turn * threads::count());
                 let batch = batch.map(|(symbols, items)| {

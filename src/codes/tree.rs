@@ -325,7 +325,7 @@ mod tests {
         let table = Table::from_counts(&count(symbols)).unwrap();
         let mut out = Vec::new();
         write(&mut out, &table, symbols, &mut Default::default());
-        for step in [1, 32, 4096, STRETCH, symbols.len()] {
+        for step in [1, 32, 1000, 4096, STRETCH, symbols.len()] {
             let mut cursor = Cursor::new(&out, 0, "tree");
             let mut segment = Segment::read(&mut cursor, &table, symbols.len() as u64).unwrap();
             let mut back = vec![0; symbols.len()];

@@ -200,8 +200,7 @@ fn unnamed(names: &tempfile::Builder<'_, '_>, folder: &Path) -> Option<fs::File>
     let options = options.read(true).write(true).mode(0o666).custom_flags(libc::O_TMPFILE);
     // A file that had a name and lost it gets no other: another one is tried.
     let tried = options.open(folder).ok()?;
-    let named = names.make_in(folder, |path| link(&tried, path)).ok()?;
-    renamed(named.into_temp_path()).ok()?;
+    drop(names.make_in(folder, |path| link(&tried, path)).ok()?);
     options.open(folder).ok()
 }
 

@@ -110,6 +110,7 @@ fn specs() -> impl Iterator<Item = Codec> {
         "topk:scope=global,density=0.2",
         "topk:positions=classed,density=0.1",
         "topk:positions=bitmap",
+        "topk:positions=bitmap,values=pow2,density=0.1",
         "threshold:at=0.0001,values=f16",
         "sbc:density=0.05,positions=tokens",
         "randk:density=0.1,values=bf16",
@@ -212,6 +213,7 @@ fn blocks_that_were_read_are_written_in_the_profile_or_refused() {
             }
             for (number, raw) in part.blocks.iter().enumerate() {
                 let beyond = part.beyond_core(number, &part.budget()).unwrap();
+                assert_eq!(raw.add, beyond == Some("an added block"), "{id}");
                 let decoded = || PendingBlock::from(part.decode(number, &part.budget()).unwrap());
                 // Blocks with shared tables have no wire form.
                 let in_wire_form = part.wire_block(number).ok().map(PendingBlock::from);
