@@ -117,8 +117,8 @@ fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Cow<'_, Total>) -> Vec
 /// the order of the manifest. After an error it ends.
 ///
 /// # Memory
-/// The memory of [`Sum`], for 8 MiB of tensors, or for one larger tensor. A larger tensor whose updates are
-/// cut at the same elements is summed part by part.
+/// The memory of [`Sum`], for 8 MiB of tensors, or for one larger tensor. A larger tensor is summed 4 Mi
+/// elements at a time if its updates are sparse, or cut at the same elements.
 pub struct SumPieces<'a> {
     sum: Sum<'a>,
     header: UpdateHeader,

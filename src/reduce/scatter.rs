@@ -1,16 +1,16 @@
 //! Sums of sparse updates without expanding them.
 
-use std::borrow::Cow;
-
 use rayon::prelude::*;
 
 use super::total;
+use super::windows::Window;
 use crate::arch::pages;
 use crate::block::values::{Content, to_number};
-use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, Stored, ValuesId};
+use crate::block::{Block, RawBlock, Scope, Sets, Stored, ValuesId};
 use crate::error::Result;
 use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
+use crate::tensor::element::{decode_f32s, encode_f32s, round_f32s};
 
 /// Elements that are summed in one step, so that they stay in the second-level cache.
 const WINDOW: usize = 1 << 15;
@@ -25,12 +25,13 @@ pub(super) fn takes(raw: &RawBlock<'_>) -> bool {
         && !matches!(raw.scope, Scope::Range { .. })
         && !raw.add
         && raw.values_id != ValuesId::ULP
-        && is_small(&raw.space)
+        && takes_elements(raw.space.dtype)
+        && raw.space.len() <= 1 << 32
 }
 
-/// Whether a position and an element have room in one [`Entry`].
-fn is_small(space: &IndexSpace) -> bool {
-    space.dtype == Dtype::F32 && space.len() <= 1 << 32
+/// Whether elements of this type are numbers of binary32.
+pub(super) fn takes_elements(dtype: Dtype) -> bool {
+    dtype.is_float() && (8..=32).contains(&dtype.bits())
 }
 
 /// A position and an f32 value: together, because both are read at once, and half of a position is zeros.
@@ -38,8 +39,8 @@ fn is_small(space: &IndexSpace) -> bool {
 struct Entry(u64);
 
 impl Entry {
-    fn new(position: u64, value: [u8; 4]) -> Self {
-        Self(position | u64::from(u32::from_le_bytes(value)) << 32)
+    fn new(position: u64, value: f32) -> Self {
+        Self(position | u64::from(value.to_bits()) << 32)
     }
 
     #[inline(always)]
@@ -53,48 +54,76 @@ impl Entry {
     }
 }
 
-/// A sparse block of a sender, with its values as numbers.
+/// A sparse block of a sender, with its values as numbers that its elements can have.
 #[derive(Debug, Clone)]
 pub(super) struct Entries {
     pub(super) scope: Scope,
-    /// Elements of each of its tensors.
-    lens: Vec<u64>,
+    /// Position of the first element of each of its tensors, and the number of all elements.
+    starts: Vec<u64>,
     entries: Vec<Entry>,
 }
 
 impl Entries {
-    /// Joins the positions and the values of a block, in the memory of the positions.
-    pub(super) fn new(raw: &RawBlock<'_>, positions: Vec<u64>, numbers: &[[u8; 4]]) -> Self {
-        let entries = positions.into_iter().zip(numbers).map(|(p, number)| Entry::new(p, *number));
-        Self { scope: raw.scope, lens: raw.space.lens.to_vec(), entries: entries.collect() }
+    /// Joins positions and numbers, in the memory of the positions.
+    fn new(raw: &RawBlock<'_>, positions: Vec<u64>, numbers: impl Iterator<Item = f32>) -> Self {
+        let ends = raw.space.lens.iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        let starts = std::iter::once(0).chain(ends).collect();
+        let entries = positions.into_iter().zip(numbers).map(|(p, number)| Entry::new(p, number));
+        Self { scope: raw.scope, starts, entries: entries.collect() }
+    }
+
+    /// Joins positions and elements of a block that [`takes`] accepted.
+    pub(super) fn of_elements(raw: &RawBlock<'_>, positions: Vec<u64>, elements: &[u8]) -> Result<Self> {
+        if raw.space.dtype == Dtype::F32 {
+            let numbers = elements.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            return Ok(Self::new(raw, positions, numbers));
+        }
+        let mut numbers = vec![0.0; positions.len()];
+        decode_f32s(raw.space.dtype, elements, 0, &mut numbers)?;
+        Ok(Self::new(raw, positions, numbers.into_iter()))
     }
 
     /// Reads a block that [`takes`] accepted.
     pub(super) fn of_block(raw: &RawBlock<'_>, block: Block, sets: &Sets, budget: &Budget) -> Result<Self> {
-        let numbers = match block.values.facts().content {
-            Content::Elements(Stored::Source, bytes) => Cow::Borrowed(bytes.as_chunks().0),
-            _ => {
-                let numbers = block.numbers(&raw.space, sets, budget)?;
-                Cow::Owned(numbers.iter().map(|x| x.to_le_bytes()).collect())
-            }
-        };
-        Ok(Self::new(raw, block.support.into_positions().unwrap_or_default(), &numbers))
+        if let Content::Elements(Stored::Source, elements) = block.values.facts().content {
+            return Self::of_elements(raw, block.support.into_positions().unwrap_or_default(), elements);
+        }
+        let mut numbers = block.numbers(&raw.space, sets, budget)?;
+        round_f32s(raw.space.dtype, &mut numbers)?;
+        Ok(Self::new(raw, block.support.into_positions().unwrap_or_default(), numbers.into_iter()))
     }
 
     /// Memory that it takes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of_val(&*self.entries) + size_of_val(&*self.lens) + size_of::<Self>()) as u64
+        (size_of_val(&*self.entries) + size_of_val(&*self.starts) + size_of::<Self>()) as u64
     }
 
-    /// Calls `f` with each tensor of the block and the part that belongs to it, each value of the given
+    /// Gives the memory of the values back.
+    pub(super) fn clear(&mut self) {
+        self.entries = Vec::new();
+    }
+
+    /// Returns each tensor of the block in a window and the part that belongs to it, each value of the given
     /// weight.
-    pub(super) fn for_each_part<'s>(&'s self, weight: f64, mut f: impl FnMut(usize, Portion<'s>)) {
-        let (mut base, mut rest) = (0, &*self.entries);
-        for (tensor, &len) in (in_memory(self.scope.first())..).zip(&self.lens) {
-            let (entries, later) = rest.split_at(rest.partition_point(|e| e.position() < base + len));
-            f(tensor, Portion { entries, base, weight });
-            (base, rest) = (base + len, later);
-        }
+    pub(super) fn parts<'s>(
+        &'s self,
+        weight: f64,
+        window: &Window,
+    ) -> impl Iterator<Item = (usize, Portion<'s>)> {
+        let first = in_memory(self.scope.first());
+        let mut rest = &*self.entries;
+        window.common(first..first + self.starts.len() - 1).map(move |tensor| {
+            let [start, end] = [self.starts[tensor - first], self.starts[tensor - first + 1]];
+            let within = window.within(end - start);
+            let base = start + within.start;
+            rest = &rest[rest.partition_point(|e| e.position() < base)..];
+            let (entries, later) = rest.split_at(rest.partition_point(|e| e.position() < start + within.end));
+            rest = later;
+            (tensor, Portion { entries, base, weight })
+        })
     }
 }
 
@@ -109,9 +138,14 @@ pub(super) struct Portion<'a> {
 
 impl<'a> Portion<'a> {
     /// Replaces elements of the tensor by their values, without the weight.
-    pub(super) fn write(&self, elements: &mut [u8]) {
-        let elements = elements.as_chunks_mut::<4>().0;
-        self.places().zip(self.entries).for_each(|(at, entry)| elements[at] = entry.value().to_le_bytes());
+    pub(super) fn write(&self, dtype: Dtype, elements: &mut [u8]) -> Result<()> {
+        let mut each = self.places().zip(self.entries);
+        if dtype == Dtype::F32 {
+            let elements = elements.as_chunks_mut::<4>().0;
+            each.for_each(|(at, entry)| elements[at] = entry.value().to_le_bytes());
+            return Ok(());
+        }
+        each.try_for_each(|(at, entry)| encode_f32s(dtype, &[entry.value()], at as u64, elements))
     }
 
     /// Returns the elements from `start` on.
@@ -152,7 +186,7 @@ impl<'a> Portion<'a> {
     }
 }
 
-/// Returns the `len` elements of an f32 tensor with the sum of all parts, added in their order, and divided
+/// Returns the sums of `len` elements as numbers of binary32: of all parts, added in their order, and divided
 /// by `divisor`, which is more than 0.
 ///
 /// Elements without a value stay zero: adding zero and dividing zero do not change them.
@@ -202,7 +236,7 @@ mod tests {
         let all = [0, window - 1, window, SHARE - 1, SHARE, SHARE + window, 2 * SHARE - 1];
         let some = [window, SHARE, 2 * SHARE - 1];
         let entries = |positions: &[u64]| -> Vec<Entry> {
-            let numbers = (1..=7u8).map(|i| f32::from(i).to_le_bytes());
+            let numbers = (1..=7u8).map(f32::from);
             positions.iter().zip(numbers).map(|(&p, number)| Entry::new(p, number)).collect()
         };
         let (all, some) = (entries(&all), entries(&some));

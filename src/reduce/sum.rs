@@ -18,7 +18,6 @@ use crate::error::InputErrorKind;
 use crate::error::{Error, Result};
 use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
 use crate::limits::{Budget, Limits, check, in_memory, setters};
-use crate::tensor::Dtype;
 
 /// Precision of sums of floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -177,21 +176,79 @@ struct Contribution<'a> {
     header: UpdateHeader,
     weight: f64,
     blocks: Vec<Held<'a>>,
-    /// Numbers of the blocks, by their places.
+    /// Numbers of the blocks that no window cuts, by their places.
     order: Vec<usize>,
+    /// Numbers of the others, which are added by their positions: of whole tensors, each after those before.
+    cut: Vec<usize>,
     sets: Sets,
     parts: u64,
     complete: bool,
 }
 
 impl<'a> Contribution<'a> {
-    /// Returns the numbers of the blocks in a window, in the order of the update.
-    fn numbers(&self, window: &Window) -> Vec<usize> {
+    /// Divides the blocks into those that windows may cut and those that they may not.
+    fn arrange(&mut self) {
+        let mut order: Vec<usize> = (0..self.blocks.len()).collect();
+        order.sort_by_key(|&number| self.blocks[number].place());
+        let mut end = 0;
+        (self.cut, self.order) = order.into_iter().partition(|&number| {
+            let (block, tensors) = (&self.blocks[number], self.blocks[number].tensors());
+            let is_cut = block.is_sparse() && tensors.start >= end;
+            end = if is_cut { tensors.end } else { end };
+            is_cut
+        });
+    }
+
+    /// Returns the numbers of the blocks of whole tensors that have some in a window.
+    fn cut(&self, window: &Window) -> &[usize] {
+        let tensors = |number: &usize| self.blocks[*number].tensors();
+        let from = self.cut.partition_point(|number| tensors(number).end <= window.tensors.start);
+        let len = self.cut[from..].partition_point(|number| tensors(number).start < window.tensors.end);
+        &self.cut[from..from + len]
+    }
+
+    /// Returns the numbers of the other blocks in a window, by their places.
+    fn uncut(&self, window: &Window) -> &[usize] {
         let places = window.places();
         let before = |place| self.order.partition_point(|&number| self.blocks[number].place() < place);
-        let mut numbers = self.order[before(places.start)..before(places.end)].to_vec();
+        &self.order[before(places.start)..before(places.end)]
+    }
+
+    /// Returns the numbers of all blocks in a window, in the order of the update.
+    fn numbers(&self, window: &Window) -> Vec<usize> {
+        let mut numbers = [self.uncut(window), self.cut(window)].concat();
         numbers.sort_unstable();
         numbers
+    }
+
+    /// Decodes the blocks in a window that the windows after it have, too.
+    fn hold(&mut self, window: &Window, manifest: &Manifest, limits: &Limits) -> Result<()> {
+        let is_wanted = |&number: &usize| match &self.blocks[number] {
+            block @ Held::Located { .. } => !window.ends(manifest, &block.tensors()),
+            _ => false,
+        };
+        let wanted: Vec<usize> = self.cut(window).iter().copied().filter(is_wanted).collect();
+        let entries = |&number: &usize, budget: &Budget| match &self.blocks[number] {
+            Held::Located { part, number } => decode(part, *number, budget, Some, |_| None),
+            _ => Ok(None),
+        };
+        let decoded = Budget::new(limits).decode_each(&wanted, entries);
+        for (number, entries) in wanted.into_iter().zip(decoded) {
+            if let Some(entries) = entries? {
+                self.blocks[number] = Held::Sparse(entries);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the memory of blocks that no window after this one has.
+    fn release(&mut self, window: &Window, manifest: &Manifest) {
+        for number in self.cut(window).to_vec() {
+            match &mut self.blocks[number] {
+                Held::Sparse(entries) if window.ends(manifest, &tensors_of(entries.scope)) => entries.clear(),
+                _ => {}
+            }
+        }
     }
 
     /// Returns the blocks in a window.
@@ -203,14 +260,14 @@ impl<'a> Contribution<'a> {
 /// Sum or mean of the updates of many senders.
 ///
 /// Each update counts as a reader would decode it: blocks of any kind, and zero for elements without a block.
-/// If all updates of an f32 tensor are sparse, they are added without expanding them, to the same bits. The
-/// sum is taken in the order of the senders' numbers, independent of the order of arrival, so every node with
-/// the same updates and options gets the same bits. It does not wait for missing senders: [`Reduced::header`]
-/// has the number that took part.
+/// If all updates of a tensor of at most 32-bit floats are sparse, they are added without expanding them, to
+/// the same bits. The sum is taken in the order of the senders' numbers, independent of the order of arrival,
+/// so every node with the same updates and options gets the same bits. It does not wait for missing senders:
+/// [`Reduced::header`] has the number that took part.
 ///
 /// # Memory
-/// Until the end: the decoded, unexpanded blocks of every sender (8 bytes per element of a top-k update of
-/// f32 tensors, 9 bits per element of natural compression), or with [`Sum::add_later`] their places. At the
+/// Until the end: the decoded, unexpanded blocks of every sender (8 bytes per element of a top-k update, 9
+/// bits per element of natural compression), or with [`Sum::add_later`] their places. At the
 /// end, the accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of
 /// all tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of
 /// those that are summed at a time one expanded update, or with [`Sum::add_later`] all sparse updates.
@@ -272,6 +329,7 @@ impl<'a> Sum<'a> {
             weight,
             blocks: Vec::new(),
             order: Vec::new(),
+            cut: Vec::new(),
             sets: Sets::new(),
             parts: 0,
             complete: false,
@@ -284,9 +342,7 @@ impl<'a> Sum<'a> {
         waiting.parts += 1;
         waiting.complete = part.last;
         if part.last {
-            let mut order: Vec<usize> = (0..waiting.blocks.len()).collect();
-            order.sort_by_key(|&number| waiting.blocks[number].place());
-            waiting.order = order;
+            waiting.arrange();
         }
     }
 
@@ -341,7 +397,7 @@ impl<'a> Sum<'a> {
     /// [`InputErrorKind::CannotReduce`] if the sum is empty, an update is incomplete, contributors exceed the
     /// number of senders, a mean of integers is asked for, or a tensor is bool; [`Error::Limit`] if the
     /// accumulators need too much memory.
-    pub fn finish(self, mean: bool) -> Result<Reduced> {
+    pub fn finish(mut self, mean: bool) -> Result<Reduced> {
         let header = self.header(mean)?;
         let divisor = mean.then(|| self.total_weight());
         self.check_memory(&Window::all(&self.manifest), mean)?;
@@ -370,12 +426,12 @@ impl<'a> Sum<'a> {
         &self.manifest
     }
 
-    /// Returns the tensors of each block.
+    /// Returns the tensors of each block that no window cuts.
     pub(super) fn scopes(&self) -> impl Iterator<Item = Range<usize>> {
-        self.waiting.values().flat_map(|c| &c.blocks).map(Held::tensors)
+        self.waiting.values().flat_map(|c| c.order.iter().map(|&number| c.blocks[number].tensors()))
     }
 
-    /// Returns the elements of each block of a tensor that no block joins to another.
+    /// Returns the elements of each of these blocks of a tensor that none joins to another.
     pub(super) fn scopes_of(&self, tensor: usize) -> impl Iterator<Item = Range<u64>> {
         let n = self.manifest.tensors()[tensor].elements();
         let elements = move |held: &Held<'_>| match held.scope() {
@@ -383,12 +439,30 @@ impl<'a> Sum<'a> {
             _ => 0..n,
         };
         let window = Window::of(tensor);
-        self.waiting.values().flat_map(move |c| c.blocks(&window).map(elements).collect::<Vec<_>>())
+        let of_one = move |c: &Contribution<'_>| {
+            c.uncut(&window).iter().map(|&number| elements(&c.blocks[number])).collect::<Vec<_>>()
+        };
+        self.waiting.values().flat_map(of_one)
     }
 
-    /// Returns the sums of the tensors in a window. An error has the sender of its block. `spare`: memory
-    /// that is used again.
+    /// Returns the sums of the tensors in the next window. An error has the sender of its block. `spare`:
+    /// memory that is used again.
     pub(super) fn totals(
+        &mut self,
+        window: &Window,
+        divisor: Option<f64>,
+        spare: &mut Spare,
+    ) -> Result<Vec<Total>, (Option<u64>, Error)> {
+        for (&sender, contribution) in &mut self.waiting {
+            let held = contribution.hold(window, &self.manifest, &self.options.limits);
+            held.map_err(|e| (Some(sender), e.of_sender(sender)))?;
+        }
+        let sums = self.totals_of(window, divisor, spare)?;
+        self.waiting.values_mut().for_each(|contribution| contribution.release(window, &self.manifest));
+        Ok(sums)
+    }
+
+    fn totals_of(
         &self,
         window: &Window,
         divisor: Option<f64>,
@@ -417,7 +491,7 @@ impl<'a> Sum<'a> {
         for (weight, entries) in
             blocks.iter().flat_map(|(weight, blocks)| blocks.iter().map(|b| (*weight, b)))
         {
-            entries.for_each_part(weight, |tensor, part| parts[tensor - first].push(part));
+            entries.parts(weight, window).for_each(|(tensor, part)| parts[tensor - first].push(part));
         }
         for (number, sum) in sums.iter_mut().enumerate() {
             match divisor {
@@ -448,7 +522,7 @@ impl<'a> Sum<'a> {
         for decoded in decoded {
             match decoded? {
                 Decoded::Sparse(entries)
-                    if sparse[tensors_of(entries.scope).start - window.tensors.start] =>
+                    if sparse[window.common(tensors_of(entries.scope)).start - window.tensors.start] =>
                 {
                     by_position.push(entries);
                 }
@@ -472,13 +546,15 @@ impl<'a> Sum<'a> {
         let plain = self.options.precision == Precision::F32 && divisor.is_none_or(|d| d > 0.0);
         let first = window.tensors.start;
         let tensors = &self.manifest.tensors()[window.tensors.clone()];
-        let mut sparse: Vec<bool> = tensors.iter().map(|t| plain && t.dtype == Dtype::F32).collect();
+        let mut sparse: Vec<bool> =
+            tensors.iter().map(|t| plain && scatter::takes_elements(t.dtype)).collect();
         // A block is added in one way to all of its tensors, so tensors that blocks join are treated alike.
         let mut joined = vec![false; sparse.len()];
         for contribution in self.waiting.values() {
             let mut touched = vec![false; sparse.len()];
             for block in contribution.blocks(window) {
-                let tensors = block.tensors().start - first..block.tensors().end - first;
+                let Range { start, end } = window.common(block.tensors());
+                let tensors = start - first..end - first;
                 for tensor in tensors.clone() {
                     sparse[tensor] &= block.is_sparse() && !mem::replace(&mut touched[tensor], true);
                 }
@@ -543,12 +619,13 @@ impl<'a> Sum<'a> {
             let scope = decoded.scope();
             let space = self.manifest.space(scope, 0)?;
             let start = start_of(scope).saturating_sub(window.start());
-            let tensors = tensors_of(scope);
-            let tensors = tensors.start - window.tensors.start..tensors.end - window.tensors.start;
+            let first = window.tensors.start;
+            let tensors = window.common(tensors_of(scope));
+            let tensors = tensors.start - first..tensors.end - first;
             let is_first = !touched[tensors.start];
             touched[tensors.clone()].fill(true);
             let bytes = |elements| in_memory(space.dtype.bytes_for(elements).unwrap_or(0));
-            let all = |tensor| bytes(window.elements(&self.manifest, window.tensors.start + tensor));
+            let all = |tensor| bytes(window.elements(&self.manifest, first + tensor));
             let take = |expanded: &mut Vec<u8>, tensor, spare: &mut Spare| {
                 if expanded.is_empty() {
                     *expanded = spare.take(all(tensor));
@@ -570,8 +647,9 @@ impl<'a> Sum<'a> {
                     for tensor in tensors.clone() {
                         take(&mut scratch[tensor], tensor, spare);
                     }
-                    let first = window.tensors.start;
-                    entries.for_each_part(1.0, |tensor, part| part.write(&mut scratch[tensor - first]));
+                    for (tensor, part) in entries.parts(1.0, window) {
+                        part.write(space.dtype, &mut scratch[tensor - first])?;
+                    }
                 }
                 Decoded::Block(block) => {
                     for tensor in tensors.clone() {
@@ -612,7 +690,7 @@ fn decode<T>(
     let raw = &part.blocks[number];
     let is_sparse = scatter::takes(raw);
     if is_sparse && let Some((positions, elements)) = part.decode_in_place(number, budget)? {
-        return Ok(sparse(Entries::new(raw, positions, elements.as_chunks().0)));
+        return Entries::of_elements(raw, positions, elements).map(sparse);
     }
     let block = part.decode(number, budget)?;
     has_no_codes(&block)?;

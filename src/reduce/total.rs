@@ -14,7 +14,7 @@ use crate::tensor::Dtype;
 /// A sum of elements.
 #[derive(Debug, Clone)]
 pub(super) enum Total {
-    /// Elements of an f32 tensor.
+    /// Elements of an f32 tensor; or as f32, of a tensor of narrower floats whose updates are all sparse.
     Elements(Vec<u8>),
     Numbers(Linear),
 }
@@ -95,7 +95,10 @@ impl Total {
     /// Returns the elements, rounded to nearest, ties to even.
     pub(super) fn into_elements(self, dtype: Dtype) -> Result<Vec<u8>> {
         match self {
-            Self::Elements(data) => Ok(data),
+            Self::Elements(data) if dtype == Dtype::F32 => Ok(data),
+            Self::Elements(data) => {
+                Linear::of_elements(Dtype::F32, &data, data.len() / 4)?.to_elements(dtype)
+            }
             Self::Numbers(sum) => sum.to_elements(dtype),
         }
     }
@@ -104,7 +107,10 @@ impl Total {
     /// again.
     pub(super) fn into_values(self, dtype: Dtype) -> Result<Values> {
         match self {
-            Self::Elements(bytes) => Ok(Values::Floats(Floats { stored: Stored::Source, bytes })),
+            Self::Elements(bytes) => {
+                let stored = if dtype == Dtype::F32 { Stored::Source } else { Stored::F32 };
+                Ok(Values::Floats(Floats { stored, bytes }))
+            }
             Self::Numbers(sum) => sum.into_values(dtype),
         }
     }

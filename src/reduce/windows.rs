@@ -34,12 +34,27 @@ impl Window {
         self.part.as_ref().map_or(0, |part| part.start)
     }
 
+    /// The elements of a tensor of the window, of the `len` that the tensor has.
+    pub(super) fn within(&self, len: u64) -> Range<u64> {
+        self.part.clone().unwrap_or(0..len)
+    }
+
     /// Number of elements in a tensor of the window.
     pub(super) fn elements(&self, manifest: &Manifest, tensor: usize) -> u64 {
-        match &self.part {
-            Some(part) => part.end - part.start,
-            None => manifest.tensors()[tensor].elements(),
-        }
+        let Range { start, end } = self.within(manifest.tensors()[tensor].elements());
+        end - start
+    }
+
+    /// Returns those of some tensors that are in the window.
+    pub(super) fn common(&self, tensors: Range<usize>) -> Range<usize> {
+        tensors.start.max(self.tensors.start)..tensors.end.min(self.tensors.end)
+    }
+
+    /// Whether a block of whole tensors has all its elements in this window or those before.
+    pub(super) fn ends(&self, manifest: &Manifest, tensors: &Range<usize>) -> bool {
+        let is_last = |part: &Range<u64>| part.end == manifest.tensors()[self.tensors.start].elements();
+        tensors.end < self.tensors.end
+            || tensors.end == self.tensors.end && self.part.as_ref().is_none_or(is_last)
     }
 
     /// The places of its blocks: first tensor and first element of a block.
@@ -51,7 +66,7 @@ impl Window {
     }
 }
 
-/// Cuts a manifest into windows that no block crosses.
+/// Cuts a manifest into windows that only those blocks cross that are added by their positions.
 pub(super) struct Windows {
     /// First tensor that is in no window, and the windows of the one before.
     next: usize,

@@ -2,10 +2,11 @@ use super::*;
 use crate::block::{Floats, Sparse, Stored, Support};
 use crate::error::{InputErrorKind, LimitError, Location};
 use crate::frame::TensorInfo;
+use crate::random;
 use crate::reduce::pieces::BLOCK_LEN;
 use crate::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
-use crate::tensor::TensorBuf;
-use crate::tensor::element::decode_f64s;
+use crate::tensor::element::{decode_f64s, encode_f32s};
+use crate::tensor::{Dtype, TensorBuf};
 
 /// Elements of each tensor.
 const N: u64 = 600;
@@ -52,8 +53,8 @@ fn kind(error: Error) -> InputErrorKind {
 }
 
 #[test]
-fn only_sparse_f32_updates_are_added_without_expanding_them() {
-    use Dtype::{Bf16, F32};
+fn only_sparse_updates_of_narrow_floats_are_added_without_expanding_them() {
+    use Dtype::{Bf16, F32, F64};
     use Precision as P;
     let (one, two) = (Scope::Tensor(0), Scope::Tensor(1));
     let both = Scope::Tensors { first: 0, count: 2 };
@@ -62,11 +63,12 @@ fn only_sparse_f32_updates_are_added_without_expanding_them() {
     for (dtypes, precision, senders, expected) in [
         (&[F32][..], P::F32, vec![vec![sparse(one)], vec![sparse(one)]], &[true][..]),
         (&[F32], P::F64, vec![vec![sparse(one)]], &[false]),
-        (&[Bf16], P::F32, vec![vec![sparse(one)]], &[false]),
+        (&[Bf16], P::F32, vec![vec![sparse(one)]], &[true]),
+        (&[F64], P::F32, vec![vec![sparse(one)]], &[false]),
         (&[F32], P::F32, vec![vec![sparse(one)], vec![dense(one, 1.0)]], &[false]),
         (&[F32], P::F32, vec![vec![sparse(range)]], &[false]),
         (&[F32], P::F32, vec![vec![sparse(one), adding]], &[false]),
-        (&[F32, Bf16], P::F32, vec![vec![sparse(one), sparse(two)]], &[true, false]),
+        (&[F32, F64], P::F32, vec![vec![sparse(one), sparse(two)]], &[true, false]),
         (&[F32, F32], P::F32, vec![vec![sparse(one), dense(two, 1.0)]], &[true, false]),
         (&[F32, F32], P::F32, vec![vec![sparse(both)]], &[true, true]),
         (&[F32, F32], P::F32, vec![vec![sparse(both)], vec![dense(two, 1.0)]], &[false, false]),
@@ -216,8 +218,8 @@ fn waiting_updates_count_with_their_positions_and_values() {
     let double =
         block(Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![1] }), Stored::Source, vec![0; 8]);
     for (dtype, block, each) in [
-        // A position and its value in 8 bytes, the number of elements, and what holds them.
-        (Dtype::F32, sparse(Scope::Tensor(0)), 8 + 8 + size_of::<Entries>()),
+        // A position and its value in 8 bytes, where the tensor begins and ends, and what holds them.
+        (Dtype::F32, sparse(Scope::Tensor(0)), 8 + 2 * 8 + size_of::<Entries>()),
         // A position, a value, and the block itself.
         (Dtype::F64, double, 8 + 8 + size_of::<Block>()),
     ] {
@@ -404,4 +406,107 @@ fn a_tensor_beyond_the_limits_is_refused_before_the_first_piece() {
     let one = sparse(Scope::Range { tensor: 0, start: 0, len: 9 });
     take(&mut sum, &of(0), &[one], 1.0).unwrap();
     assert_eq!(sum.into_pieces(false).err().unwrap().name(), "limit");
+}
+
+/// A stream of one sender's sparse blocks of three tensors, of which blocks join some, and its elements.
+fn sparse_stream(dtype: Dtype, sender: u64, joined: &[(u64, u64)]) -> Vec<u8> {
+    let infos = [2 * BLOCK_LEN + 9, 70, BLOCK_LEN + 1];
+    let manifest = Manifest::new(
+        infos.iter().enumerate().map(|(i, &len)| TensorInfo::new(i.to_string(), dtype, [len])).collect(),
+    );
+    let manifest = Arc::new(manifest.unwrap());
+    let blocks = joined.iter().map(|&(first, count)| {
+        let scope = if count == 1 { Scope::Tensor(first) } else { Scope::Tensors { first, count } };
+        let n = infos[first as usize..][..count as usize].iter().sum();
+        let word = |i: u64| random::word(sender, first, i);
+        // Beside others, those at the edges of windows.
+        let edges = [0, BLOCK_LEN - 1, BLOCK_LEN, 2 * BLOCK_LEN, n - 1];
+        let positions: Vec<u64> =
+            (0..n).filter(|i| word(*i).is_multiple_of(9) || edges.contains(i)).collect();
+        // Some are beyond the range of narrow floats, and one is not a number.
+        let number = |&i: &u64| match word(i) {
+            word if word.is_multiple_of(89) => f32::NAN,
+            word => f32::from_bits(word & 0x8fff_ffff | 0x3000_0000),
+        };
+        let numbers: Vec<f32> = positions.iter().map(number).collect();
+        let (stored, as_type) = match (sender + first) % 2 {
+            0 => (Stored::F32, Dtype::F32),
+            _ => (Stored::Source, dtype),
+        };
+        let mut bytes = vec![0; as_type.bytes_for(numbers.len() as u64).unwrap() as usize];
+        encode_f32s(as_type, &numbers, 0, &mut bytes).unwrap();
+        block(scope, Support::Sparse(Sparse { positions }), stored, bytes)
+    });
+    let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    encoder.update(&mut out, &of(sender), &manifest, &blocks.collect::<Vec<_>>()).unwrap();
+    encoder.finish(&mut out);
+    out
+}
+
+#[test]
+fn sparse_updates_have_the_sums_of_their_elements() {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::F8E4M3Fn] {
+        let joined: [&[(u64, u64)]; 4] = [&[(0, 3)], &[(0, 1), (1, 2)], &[(0, 2), (2, 1)], &[(1, 1)]];
+        let streams: Vec<_> = (0..).zip(joined).map(|(s, joined)| sparse_stream(dtype, s, joined)).collect();
+        let manifest = Arc::clone(&update_parts(&streams[0])[0].manifest);
+        let weights = [1.0, 0.5, 3.0, 1.0];
+        // With one dense update, all are expanded.
+        let elements = |stream: &[u8]| -> Vec<Block> {
+            let file = crate::file::File::open(stream, Limits::default()).unwrap();
+            let tensors = file.tensors(0, |_| true, &BTreeMap::new()).unwrap().into_iter();
+            let dense = tensors.map(|(number, tensor)| {
+                block(Scope::Tensor(number), Support::All, Stored::Source, tensor.into_data())
+            });
+            dense.collect()
+        };
+        for mean in [false, true] {
+            let mut expanded = Sum::new(&manifest, SumOptions::default());
+            for ((sender, stream), weight) in (0..).zip(&streams).zip(weights) {
+                take(&mut expanded, &of(sender), &elements(stream), weight).unwrap();
+            }
+            let expected = expanded.finish(mean).unwrap();
+            let blocks = expected.blocks().unwrap();
+            let expected: Vec<TensorBuf> = expected.into_tensors().unwrap();
+            for is_later in [false, true] {
+                let sum = || {
+                    let mut sum = Sum::new(&manifest, SumOptions::default());
+                    for (stream, weight) in streams.iter().zip(weights) {
+                        for part in update_parts(stream) {
+                            match is_later {
+                                true => sum.add_later(part, weight).unwrap(),
+                                false => sum.add(&part, weight).unwrap(),
+                            }
+                        }
+                    }
+                    sum
+                };
+                let whole = sum().finish(mean).unwrap();
+                assert!(whole.blocks().unwrap() == blocks, "{dtype} {mean} {is_later}");
+                assert!(whole.into_tensors().unwrap() == expected, "{dtype} {mean} {is_later}");
+                let pieces: Vec<_> = sum().into_pieces(mean).unwrap().map(Result::unwrap).collect();
+                assert_eq!(pieces.iter().map(|piece| piece.len).max(), Some(BLOCK_LEN));
+                let mut found = vec![Vec::new(); expected.len()];
+                for piece in pieces {
+                    let number = piece.tensor as usize;
+                    found[number].extend(piece.into_elements().unwrap());
+                }
+                assert!(found.iter().zip(&expected).all(|(found, expected)| found == expected.data()));
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_that_several_windows_cut_are_decoded_once_and_given_back() {
+    let streams = [0, 1].map(|sender| sparse_stream(Dtype::Bf16, sender, &[(0, 3)]));
+    let manifest = Arc::clone(&update_parts(&streams[0])[0].manifest);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    streams.iter().flat_map(|stream| update_parts(stream)).for_each(|p| sum.add_later(p, 1.0).unwrap());
+    let (mut windows, mut spare, mut held) = (Windows::new(&sum), Spare::default(), Vec::new());
+    while let Some(window) = windows.next(&sum) {
+        sum.totals(&window, None, &mut spare).unwrap();
+        let entries = sum.waiting[&1].blocks.iter().map(Held::bytes).sum::<u64>();
+        held.push(entries > 1000);
+    }
+    assert_eq!(held, [true, true, false]);
 }
