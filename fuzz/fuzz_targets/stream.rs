@@ -1,10 +1,12 @@
 #![no_main]
 //! Any bytes, in every mode: slices, pieces and short reads give the same events. One or several threads,
-//! plain and wide kernels, and new and used buffers give the same blocks and tensors.
+//! plain and wide kernels, and new and used buffers give the same blocks and tensors. Sums are the same whole
+//! and in pieces, and those of one sender are its tensors.
 use std::io::{ErrorKind, Read};
 
 use gcodec::block::BlockOptions;
 use gcodec::frame::UpdateHeader;
+use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Reader, TensorBuf};
 use gcodec_fuzz::{POOLS, Seen, allowance, begin, fingerprint, limits, memory, widest};
@@ -34,6 +36,8 @@ fuzz_target!(|bytes: &[u8]| {
     widest(2);
     tensors(bytes);
     threads(bytes);
+    sums(bytes, 1);
+    sums(bytes, 2);
     handed_on(bytes);
 });
 
@@ -123,6 +127,70 @@ fn threads(bytes: &[u8]) {
         }
         let [one, many] = [0, 1].map(|i| POOLS[i].install(|| part.decode_all()));
         assert_eq!(fingerprint(&one), fingerprint(&many), "one thread and several");
+    }
+}
+
+/// Sums the first update, as that of each of so many senders.
+fn sums(bytes: &[u8], senders: u64) {
+    let sum = |is_later: bool| {
+        let mut sum = None;
+        for sender in 0..senders {
+            for event in SliceReader::new(bytes, limits()) {
+                let Event::Frame(_, Body::Update(mut part)) = event.ok()? else { continue };
+                part.header.sender = sender;
+                let options = SumOptions::default().with_limits(limits());
+                let sum = sum.get_or_insert_with(|| Sum::new(&part.manifest, options));
+                let is_last = part.last;
+                match is_later {
+                    true => sum.add_later(*part, 1.0).ok()?,
+                    false => sum.add(&part, 1.0).ok()?,
+                }
+                if is_last {
+                    break;
+                }
+            }
+        }
+        sum
+    };
+    let Some(whole) = sum(false).and_then(|sum| sum.finish(false).ok()) else { return };
+    let Ok(whole) = whole.into_tensors() else { return };
+    let pieces = sum(true).expect("parts that were added before").into_pieces(false);
+    let mut joined = vec![Vec::new(); whole.len()];
+    for piece in pieces.expect("the sum was finished before") {
+        // Less memory at a time, but not less of each block.
+        let Ok(piece) = piece else { return };
+        let number = piece.tensor as usize;
+        joined[number].extend(piece.into_elements().expect("the elements fitted before"));
+    }
+    assert!(whole.iter().map(TensorBuf::data).eq(joined.iter().map(Vec::as_slice)), "whole and in pieces");
+    if senders == 1 {
+        is_of_update(bytes, &whole);
+    }
+}
+
+/// Compares the sum of one update with its tensors: a sum has no negative zero, and one NaN.
+fn is_of_update(bytes: &[u8], sum: &[TensorBuf]) {
+    let mut assembler = None;
+    for event in SliceReader::new(bytes, limits()) {
+        let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };
+        if part.part == 0 {
+            assembler = Assembler::new(&part.manifest, &limits(), |_| true).ok();
+        }
+        let Some(assembler) = &mut assembler else { return };
+        if assembler.apply(&part).is_err() {
+            return;
+        }
+        if part.last {
+            break;
+        }
+    }
+    let Some(Ok(tensors)) = assembler.map(Assembler::finish) else { return };
+    for (sum, (_, tensor)) in sum.iter().zip(&tensors) {
+        let same = |a: &f32, b: &f32| a == b || a.is_nan() && b.is_nan();
+        match (sum.view().to_f32(), tensor.view().to_f32()) {
+            (Ok(a), Ok(b)) => assert!(a.iter().zip(&b).all(|(a, b)| same(a, b)), "the sum of one update"),
+            _ => assert!(sum.data() == tensor.data(), "the sum of one update"),
+        }
     }
 }
 

@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::frame::{Manifest, TensorInfo, UpdateHeader};
 use crate::tensor::{Dtype, TensorBuf};
 
-/// Elements in one block of a sum; larger tensors take several. The unit tests cut more.
-pub(super) const BLOCK_LEN: u64 = if cfg!(test) { 1 << 10 } else { 1 << 22 };
+/// Elements in one block of a sum; larger tensors take several. The unit tests and fuzz targets cut more.
+pub(super) const BLOCK_LEN: u64 = if cfg!(any(test, fuzzing)) { 1 << 10 } else { 1 << 22 };
 
 /// A sum or mean.
 #[derive(Debug, Clone)]
