@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -73,6 +74,15 @@ def test_a_closed_pipe_is_no_failure(folder: Path) -> None:
     assert child.returncode == 0
 
 
+def is_being_written(folder: Path, pid: int) -> bool:
+    """Whether a process has an unfinished file in a folder: on Linux an open file without a name."""
+    links = []
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(link))
+    return any(folder.glob("*.tmp")) or any(link.startswith(f"{folder.resolve()}/#") for link in links)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_no_unfinished_file(number: int, folder: Path) -> None:
     before = sorted(folder.iterdir())
@@ -81,7 +91,7 @@ def test_a_signal_leaves_no_unfinished_file(number: int, folder: Path) -> None:
     with subprocess.Popen([*MODULE, *words], cwd=folder, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
         deadline = time.monotonic() + 20
-        while not list(folder.glob("*.tmp")):
+        while not is_being_written(folder, child.pid):
             assert child.poll() is None and time.monotonic() < deadline, "no temporary file"
             time.sleep(0.01)
         child.send_signal(number)
