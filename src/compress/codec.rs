@@ -7,7 +7,7 @@ use std::str::FromStr;
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::*;
 use super::compressor::{Compressor, TensorRun};
-use super::extents::{self, JOINED, divide};
+use super::extents::{JOINED, alike, divide};
 use super::options::Outline;
 use super::settings::{Keys, OutOfRange, SpecError, SpecWriter, Visitor};
 use crate::block::{Block, BlockOptions, Effort, Positions};
@@ -121,7 +121,7 @@ codecs! {
 /// Returns the runs of tensors that are compressed together: consecutive ones of one element type and one
 /// codec, and no more than a block has if they share it.
 pub(super) fn runs(codecs: &[Codec], of: impl Fn(usize) -> Outline) -> Vec<Range<usize>> {
-    let alike = extents::runs(codecs, |i| (of(i).tensor, of(i).dtype));
+    let alike = alike(codecs, |i| (of(i).tensor, of(i).dtype));
     let divided = |run: Range<usize>| match codecs[run.start].shares_blocks() {
         true => divide(run, JOINED, |i| of(i).len),
         false => vec![run],

@@ -7,7 +7,7 @@ use crate::tensor::Dtype;
 
 /// Returns the runs of inputs that one block may hold together. The inputs of a run are consecutive in the
 /// manifest, and have one element type and one codec. `of` returns the number and element type of an input.
-pub(super) fn runs<C: PartialEq>(codecs: &[C], of: impl Fn(usize) -> (u64, Dtype)) -> Vec<Range<usize>> {
+pub(super) fn alike<C: PartialEq>(codecs: &[C], of: impl Fn(usize) -> (u64, Dtype)) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for i in 0..codecs.len() {
         match runs.last_mut() {

@@ -60,7 +60,7 @@ enum Work<'a> {
 ///
 /// # Memory
 /// As [`compress()`] for some tensors at a time: as many as have 4 Mi elements for each thread, at least one.
-/// A codec with positions takes at least those that share a block, up to 16 Mi elements; one with
+/// A codec with positions takes those that share a block, up to 16 Mi elements; one with
 /// [`Selection::Global`] takes them all. Dense blocks of large tensors take nothing, and `delta` takes 16 Mi
 /// elements for each thread.
 ///
@@ -146,14 +146,7 @@ impl Pending<'_> {
             return Ok(());
         }
         if codec.shares_blocks() {
-            let fits = |from: usize| {
-                let len = self.inputs[from..run.end].iter().map(|input| input.view.elements());
-                len.sum::<u64>() <= batch_elements()
-            };
-            match self.work.back_mut() {
-                Some(Work::Together(before)) if fits(before.start) => before.end = run.end,
-                _ => self.work.push_back(Work::Together(run)),
-            }
+            self.work.push_back(Work::Together(run));
             return Ok(());
         }
         let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();

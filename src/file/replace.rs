@@ -1,4 +1,4 @@
-//! Files replaced whole: written beside their target, then renamed.
+//! Files that appear whole: written in the folder of their target, then named.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -31,9 +31,9 @@ impl AtomicFile {
     /// Creates the file in the folder of `target`.
     ///
     /// # Errors
-    /// [`io::Error`] if the file cannot be created, if `target` is a directory, or if it could not
-    /// be replaced in the end: it is a mount point, or its folder has no renames (as some network file
-    /// systems have none).
+    /// [`io::Error`] if the file cannot be created, if `target` is a directory, or if it could not be
+    /// replaced in the end: it is a mount point, or its folder has no renames (as some network file systems
+    /// have none).
     pub fn create(target: &Path) -> io::Result<Self> {
         Self::with(target, unnamed)
     }

@@ -177,7 +177,7 @@ struct Contribution<'a> {
     weight: f64,
     blocks: Vec<Held<'a>>,
     /// Numbers of the blocks that no window cuts, by their places.
-    order: Vec<usize>,
+    uncut: Vec<usize>,
     /// Numbers of the others, which are added by their positions: of whole tensors, each after those before.
     cut: Vec<usize>,
     sets: Sets,
@@ -191,7 +191,7 @@ impl<'a> Contribution<'a> {
         let mut order: Vec<usize> = (0..self.blocks.len()).collect();
         order.sort_by_key(|&number| self.blocks[number].place());
         let mut end = 0;
-        (self.cut, self.order) = order.into_iter().partition(|&number| {
+        (self.cut, self.uncut) = order.into_iter().partition(|&number| {
             let (block, tensors) = (&self.blocks[number], self.blocks[number].tensors());
             let is_cut = block.is_sparse() && tensors.start >= end;
             end = if is_cut { tensors.end } else { end };
@@ -210,8 +210,8 @@ impl<'a> Contribution<'a> {
     /// Returns the numbers of the other blocks in a window, by their places.
     fn uncut(&self, window: &Window) -> &[usize] {
         let places = window.places();
-        let before = |place| self.order.partition_point(|&number| self.blocks[number].place() < place);
-        &self.order[before(places.start)..before(places.end)]
+        let before = |place| self.uncut.partition_point(|&number| self.blocks[number].place() < place);
+        &self.uncut[before(places.start)..before(places.end)]
     }
 
     /// Returns the numbers of all blocks in a window, in the order of the update.
@@ -267,10 +267,10 @@ impl<'a> Contribution<'a> {
 ///
 /// # Memory
 /// Until the end: the decoded, unexpanded blocks of every sender (8 bytes per element of a top-k update, 9
-/// bits per element of natural compression), or with [`Sum::add_later`] their places. At the
-/// end, the accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of
-/// all tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of
-/// those that are summed at a time one expanded update, or with [`Sum::add_later`] all sparse updates.
+/// bits per element of natural compression), or with [`Sum::add_later`] their places. At the end, the
+/// accumulators (4 bytes per element, 8 with [`Precision::F64`] or f64 tensors, 16 for integers), of all
+/// tensors with [`Sum::finish`], of those that are summed at a time with [`Sum::into_pieces`]; and of those
+/// that are summed at a time one expanded update, or with [`Sum::add_later`] the sparse blocks of all.
 pub struct Sum<'a> {
     manifest: Arc<Manifest>,
     options: SumOptions,
@@ -328,7 +328,7 @@ impl<'a> Sum<'a> {
             header: UpdateHeader { label: String::new(), ..part.header.clone() },
             weight,
             blocks: Vec::new(),
-            order: Vec::new(),
+            uncut: Vec::new(),
             cut: Vec::new(),
             sets: Sets::new(),
             parts: 0,
@@ -428,7 +428,7 @@ impl<'a> Sum<'a> {
 
     /// Returns the tensors of each block that no window cuts.
     pub(super) fn scopes(&self) -> impl Iterator<Item = Range<usize>> {
-        self.waiting.values().flat_map(|c| c.order.iter().map(|&number| c.blocks[number].tensors()))
+        self.waiting.values().flat_map(|c| c.uncut.iter().map(|&number| c.blocks[number].tensors()))
     }
 
     /// Returns the elements of each of these blocks of a tensor that none joins to another.

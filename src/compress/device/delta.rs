@@ -30,7 +30,7 @@ use crate::block::{
 };
 use crate::compress::Codec;
 use crate::compress::codecs::Change;
-use crate::compress::extents::runs;
+use crate::compress::extents::alike;
 use crate::digest::SumDigest;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame;
@@ -118,7 +118,7 @@ pub struct Found<'a> {
 pub fn tasks(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Task>> {
     check_order(tensors, codecs)?;
     let mut tasks = Vec::new();
-    for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
+    for run in alike(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (of_run, options) = (&tensors[run.clone()], codecs[run.start].block_options());
         let Codec::Delta(codec) = codecs[run.start] else {
             return Err(Error::bad_option("codec: not `delta`"));

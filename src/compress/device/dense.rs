@@ -59,7 +59,7 @@ use crate::block::{
 };
 use crate::compress::codecs::quantize::{GroupQuantizer, LevelOptions, in_one_block};
 use crate::compress::codecs::{self, Natural};
-use crate::compress::extents::{Extent, Sharing, extents, runs, whole};
+use crate::compress::extents::{Extent, Sharing, alike, extents, whole};
 use crate::compress::{Codec, Options, Share};
 use crate::error::{Error, Result};
 
@@ -178,7 +178,7 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
         return Err(Error::bad_option("block_len"));
     }
     let mut tasks = Vec::new();
-    for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
+    for run in alike(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (first, of_run) = (run.start, &tensors[run]);
         let (quantizer, share, sharing) = match codecs[first] {
             Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None, Sharing::All),

@@ -399,6 +399,19 @@ fn a_block_that_is_decoded_late_fails_with_its_sender_and_ends_the_pieces() {
 }
 
 #[test]
+fn a_block_that_windows_cut_fails_with_its_sender_before_the_first_piece() {
+    let streams = [0, 1].map(|sender| sparse_stream(Dtype::F32, sender, &[(0, 3)]));
+    let mut parts = streams.each_ref().map(|stream| update_parts(stream));
+    let values = parts[1][0].blocks[0].values;
+    parts[1][0].blocks[0].values = &values[..values.len() - 1];
+    let mut sum = Sum::new(&Arc::clone(&parts[0][0].manifest), SumOptions::default());
+    parts.into_iter().flatten().for_each(|part| sum.add_later(part, 1.0).unwrap());
+    let mut pieces = sum.into_pieces(false).unwrap();
+    assert!(pieces.next().unwrap().is_err());
+    assert_eq!((pieces.sender(), pieces.next().is_none()), (Some(1), true));
+}
+
+#[test]
 fn a_tensor_beyond_the_limits_is_refused_before_the_first_piece() {
     let manifest = Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [1 << 40])]).unwrap();
     let manifest = Arc::new(manifest);
