@@ -25,12 +25,20 @@ fn a_slow_link_needs_few_bytes_and_a_fast_one_no_codec() {
     let model = format!("{} --workers 16 --compute 100ms --parameters 100M", workers());
     let slow =
         planned(&dir, &format!("{model} --link 10Mbit --latency 10ms --exchange gather --exchange tree"));
-    assert_eq!(slow["recommended"]["codec"], "sbc:density=0.001", "{}", slow["recommended"]);
+    // Which sparse codec is the fastest depends on measured times, and this machine has other work to do.
+    let plain = choice(&slow, "none");
+    let fastest = slow["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .min_by(|a, b| number(&a["seconds"]).total_cmp(&number(&b["seconds"])));
+    let recommended = fastest.unwrap();
+    assert_eq!(slow["recommended"]["codec"], recommended["codec"], "{}", slow["recommended"]);
+    assert!(number(&recommended["sent"]) < number(&plain["sent"]) / 50.0, "{recommended} against {plain}");
     // Where values are added on the way, only 2 of them pass each link, whatever the number of workers.
     let any = planned(&dir, &format!("{model} --link 10Mbit --latency 10ms"));
     assert_eq!(any["recommended"]["exchange"], "shared-set", "{}", any["recommended"]);
     // 100 M parameters of 4 bytes, twice, at 10 Mbit/s.
-    let plain = choice(&slow, "none");
     assert_eq!(plain["exchange"], "tree");
     assert!((600.0..800.0).contains(&number(&plain["seconds"])), "{plain}");
     assert_eq!(plain["bottleneck"], "bandwidth");
