@@ -23,7 +23,7 @@ impl Storage {
     ///
     /// To take a page from the system costs more than to fill it, and most tensors of a model are too small
     /// for large pages of their own. Neighbours are written together and mostly dropped together: small ones
-    /// share pages.
+    /// share pages, unless they are few, whose memory the allocator keeps for those that come after them.
     pub(crate) fn zeros(lens: &[usize]) -> Vec<Self> {
         let own = |&len: &usize| pages::zeros(len).into();
         #[cfg(target_os = "linux")]
@@ -116,6 +116,7 @@ mod shared {
     const SHARED: usize = 4 << 20;
 
     /// Bytes from which pages take no further tensor. Whoever keeps one tensor keeps the pages of all.
+    /// Several of fewer bytes share none: they are all of a small model, or the last ones of a large model.
     const TOGETHER: usize = 8 << 20;
 
     /// Tensors begin at multiples of this: a line of the cache, and more than any element or vector needs.
@@ -160,8 +161,8 @@ mod shared {
         })
     }
 
-    /// Returns zeros of these lengths on the same pages; `None` where these are too few for large ones, or
-    /// not to be had.
+    /// Returns zeros of these lengths on the same pages; `None` where they are too short for that, or pages
+    /// are not to be had.
     pub(super) fn shares(lens: &[usize]) -> Option<impl Iterator<Item = Share>> {
         let mut end = 0usize;
         let mut ranges: Vec<Range<usize>> = Vec::with_capacity(lens.len());
@@ -170,7 +171,7 @@ mod shared {
             end = start.checked_add(len)?;
             ranges.push(start..end);
         }
-        if end < PAGE {
+        if end < if lens.len() == 1 { SHARED } else { TOGETHER } {
             return None;
         }
         let mut pages = MmapMut::map_anon(end.checked_add(PAGE)?).ok()?;
@@ -210,11 +211,11 @@ mod tests {
     fn neighbours_that_are_small_share_pages() {
         let pages_of = |lens: &[usize]| pages_of(&Storage::zeros(lens));
         assert_eq!(pages_of(&[]), []);
-        // Too few for a large page.
-        assert_eq!(pages_of(&[0, 100, MIB]), [None; 3]);
-        assert_eq!(pages_of(&[0, MIB, 0, MIB, 7 * MIB]), [0, 0, 0, 0, 4].map(Some));
-        assert_eq!(pages_of(&[4 * MIB, 3 * MIB, 4 * MIB]), [0, 1, 2].map(Some));
-        assert_eq!(pages_of(&[3 * MIB; 7]), [0, 0, 0, 3, 3, 3, 6].map(Some));
+        // Too short, also alone between two that are large.
+        assert_eq!(pages_of(&[0, MIB, 3 * MIB, 3 * MIB]), [None; 4]);
+        assert_eq!(pages_of(&[4 * MIB, 3 * MIB, 4 * MIB]), [Some(0), None, Some(2)]);
+        assert_eq!(pages_of(&[0, 3 * MIB, 3 * MIB, 2 * MIB, 7 * MIB]), [0, 0, 0, 0, 4].map(Some));
+        assert_eq!(pages_of(&[3 * MIB; 7]), [Some(0), Some(0), Some(0), Some(3), Some(3), Some(3), None]);
     }
 
     #[test]
