@@ -5,14 +5,15 @@
 //! type: infinity in f16, bf16 and f8e5m2; NaN in f8e4m3fn and the two `fnuz` types; the largest value in
 //! f4e2m1, which has neither.
 
+mod halves;
 pub(crate) mod small;
 mod wide;
 
 pub use wide::decode_f64s;
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::arch;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::element::small::{F4E2M1, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow};
@@ -50,21 +51,10 @@ pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Re
             }
         }
         Dtype::Bf16 => {
-            for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                let bits = u32::from(u16::from_le_bytes(*b)) << 16;
-                // A signalling NaN becomes quiet, as in every conversion to another type.
-                let quiet = if bits << 1 > 0xff00_0000 { 1 << 22 } else { 0 };
-                *x = f32::from_bits(bits | quiet);
-            }
+            arch::run(halves::Decode { elements: bytes.as_chunks().0, out, decode: halves::from_bf16 });
         }
         Dtype::F16 => {
-            let mut halves = [f16::ZERO; 256];
-            for (xs, bs) in out.chunks_mut(256).zip(bytes.chunks(512)) {
-                for (h, b) in halves.iter_mut().zip(bs.as_chunks::<2>().0) {
-                    *h = f16::from_le_bytes(*b);
-                }
-                halves[..xs.len()].convert_to_f32_slice(xs);
-            }
+            arch::run(halves::Decode { elements: bytes.as_chunks().0, out, decode: halves::from_f16 });
         }
         Dtype::F4E2M1 => {
             let odd = in_memory(start % 2);
@@ -103,14 +93,10 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
             }
         }
         Dtype::Bf16 => {
-            for (x, b) in values.iter().zip(bytes.as_chunks_mut::<2>().0) {
-                *b = to_bf16(*x).to_le_bytes();
-            }
+            arch::run(halves::Encode { values, out: bytes.as_chunks_mut().0, encode: halves::to_bf16 });
         }
         Dtype::F16 => {
-            for (x, b) in values.iter().zip(bytes.as_chunks_mut::<2>().0) {
-                *b = f16::from_f32(*x).to_le_bytes();
-            }
+            arch::run(halves::Encode { values, out: bytes.as_chunks_mut().0, encode: halves::to_f16 });
         }
         Dtype::F4E2M1 => {
             let odd = in_memory(start % 2);
@@ -132,15 +118,6 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
         }
     }
     Ok(())
-}
-
-/// As [`bf16::from_f32`](half::bf16::from_f32), without branches, which loops of wide instructions lack.
-#[inline(always)]
-fn to_bf16(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let quiet = bits >> 16 | 1 << 6;
-    (if bits << 1 > 0xff00_0000 { quiet } else { rounded }) as u16
 }
 
 /// Rounds `values` to what a tensor of this type can hold.
@@ -297,15 +274,6 @@ mod tests {
         let mut bytes = [0; 8];
         encode_f32s(dtype, &[x], 0, &mut bytes).unwrap();
         bits_at(dtype, &bytes, 0).unwrap()
-    }
-
-    #[test]
-    fn bf16_is_rounded_as_by_the_crate() {
-        let lows = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
-        for bits in (0..=0xffffu32).flat_map(|high| lows.map(|low| high << 16 | low)) {
-            let x = f32::from_bits(bits);
-            assert_eq!(to_bf16(x), bf16::from_f32(x).to_bits(), "{bits:x}");
-        }
     }
 
     #[test]
