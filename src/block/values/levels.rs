@@ -264,14 +264,14 @@ pub(crate) fn number_of(spacing: Spacing, max_level: u32, norm: f64, level: i32)
 }
 
 /// Computes the numbers of the first codes.
-struct FewNumbers<'a> {
+struct FirstNumbers<'a> {
     spacing: Spacing,
     max_level: u32,
     norm: f64,
     table: &'a mut [f32],
 }
 
-impl Kernel for FewNumbers<'_> {
+impl Kernel for FirstNumbers<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -328,19 +328,19 @@ impl Levels {
             reader.fill(codes)?;
             groups.up_to(start + numbers.len(), |g, range| {
                 let norm = f64::from(head.norms.get(g));
-                let number = |code: u8| head.number(norm, level_of(code));
                 let range = range.start - start..range.end - start;
                 let (codes, numbers) = (&codes[range.clone()], &mut numbers[range]);
+                let (spacing, max_level) = (head.spacing, head.max_level);
+                let fill = |table: &mut [f32]| arch::run(FirstNumbers { spacing, max_level, norm, table });
                 if usize::from(largest) < lookup::ENTRIES {
                     let Some(table) = table.first_chunk_mut() else { return };
-                    let few = if largest < 16 { &mut table[..16] } else { &mut table[..] };
-                    let (spacing, max_level) = (head.spacing, head.max_level);
-                    arch::run(FewNumbers { spacing, max_level, norm, table: few });
+                    fill(if largest < 16 { &mut table[..16] } else { &mut table[..] });
                     lookup::numbers(form, table, codes, numbers);
-                } else if codes.len() <= usize::from(largest) {
+                } else if codes.len() <= usize::from(largest) / 4 {
+                    let number = |code: u8| head.number(norm, level_of(code));
                     numbers.iter_mut().zip(codes).for_each(|(n, &code)| *n = number(code));
                 } else {
-                    table.iter_mut().zip(0..=largest).for_each(|(n, code)| *n = number(code));
+                    fill(&mut table[..=usize::from(largest)]);
                     numbers.iter_mut().zip(codes).for_each(|(n, &code)| *n = table[usize::from(code)]);
                 }
             });
