@@ -28,11 +28,12 @@ struct Shared {
 
 /// Appends the number of tables, the tables, the number of each list's table, and the symbols.
 pub(crate) fn write_lists(out: &mut Vec<u8>, coder: &mut Coder<'_>, lists: &[&[u8]]) {
-    let counts: Vec<Counts> = lists.iter().map(|list| count(list)).collect();
+    let counts: Vec<Used> = lists.iter().map(|list| used(&count(list))).collect();
     let tried: &[usize] = if lists.len() < MANY { &TRIED } else { &TRIED_FOR_MANY };
     let mut tried: Vec<usize> = tried.iter().map(|&tables| tables.min(lists.len())).collect();
     tried.dedup();
-    let shared = tried.into_iter().map(|tables| share(&counts, tables)).min_by_key(|(_, cost)| *cost);
+    let order = by_entropy(&counts);
+    let shared = tried.into_iter().map(|tables| share(&counts, &order, tables)).min_by_key(|(_, cost)| *cost);
     let Shared { tables, numbers } = shared.map_or(Shared { tables: vec![], numbers: vec![] }, |s| s.0);
     out.push(tables.len() as u8);
     tables.iter().for_each(|table| table.write(out));
@@ -53,43 +54,58 @@ pub(crate) fn write_lists(out: &mut Vec<u8>, coder: &mut Coder<'_>, lists: &[&[u
     out.extend(words.iter().rev().flatten());
 }
 
-/// Groups lists around `count` tables. Returns them with their cost in 1/65536 bit.
-fn share(counts: &[Counts], count: usize) -> (Shared, u64) {
-    // Lists of similar entropy begin together.
-    let mut order: Vec<usize> = (0..counts.len()).collect();
-    let entropy = |c: &Counts| {
-        let symbols = c.iter().sum::<u64>().max(1);
-        Table::from_counts(c).and_then(|t| t.cost(c)).unwrap_or(0) / symbols
+/// The symbols of a list with their counts. Of 256, a list has a few.
+type Used = Vec<(u8, u64)>;
+
+fn used(counts: &Counts) -> Used {
+    (0..=255).zip(*counts).filter(|&(_, count)| count > 0).collect()
+}
+
+/// Returns the numbers of the lists in the order of their entropy.
+fn by_entropy(lists: &[Used]) -> Vec<usize> {
+    let entropy = |list: &Used| {
+        let mut counts = [0; 256];
+        list.iter().for_each(|&(symbol, count)| counts[usize::from(symbol)] = count);
+        let symbols = counts.iter().sum::<u64>().max(1);
+        Table::from_counts(&counts).and_then(|t| t.cost_of(list)).unwrap_or(0) / symbols
     };
-    order.sort_by_cached_key(|&i| entropy(&counts[i]));
-    let mut numbers = vec![0; counts.len()];
-    order.iter().enumerate().for_each(|(rank, &i)| numbers[i] = rank * count / counts.len());
+    let mut order: Vec<usize> = (0..lists.len()).collect();
+    order.sort_by_cached_key(|&i| entropy(&lists[i]));
+    order
+}
+
+/// Groups lists, which have this order by entropy, around `count` tables. Returns them with their cost in
+/// 1/65536 bit.
+fn share(lists: &[Used], order: &[usize], count: usize) -> (Shared, u64) {
+    // Lists of similar entropy begin together.
+    let mut numbers = vec![0; lists.len()];
+    order.iter().enumerate().for_each(|(rank, &i)| numbers[i] = rank * count / lists.len());
     let mut tables = Vec::new();
     for _ in 0..ROUNDS {
         let mut sums = vec![[0u64; 256]; count];
-        for (c, &number) in counts.iter().zip(&numbers) {
-            sums[number].iter_mut().zip(c).for_each(|(sum, n)| *sum += n);
+        for (list, &number) in lists.iter().zip(&numbers) {
+            list.iter().for_each(|&(symbol, count)| sums[number][usize::from(symbol)] += count);
         }
         tables = sums.iter().filter_map(Table::from_counts).collect();
-        numbers = counts.iter().map(|c| cheapest(&tables, c)).collect();
+        numbers = lists.iter().map(|list| cheapest(&tables, list)).collect();
     }
     // Assigning again may have left a table without lists.
     let used: Vec<usize> = (0..tables.len()).filter(|t| numbers.contains(t)).collect();
     let numbers: Vec<u64> =
         numbers.iter().map(|n| used.iter().position(|u| u == n).unwrap_or(0) as u64).collect();
     let tables: Vec<Table> = used.iter().map(|&t| tables[t].clone()).collect();
-    let symbols: u64 = counts
+    let symbols: u64 = lists
         .iter()
         .zip(&numbers)
-        .filter_map(|(c, &n)| tables.get(in_memory(n))?.cost(c))
+        .filter_map(|(list, &n)| tables.get(in_memory(n))?.cost_of(list))
         .fold(0, u64::saturating_add);
     let width = u64::from(usize::BITS - tables.len().saturating_sub(1).leading_zeros());
-    let bits = tables.iter().map(|t| t.bits().next_multiple_of(8)).sum::<u64>() + width * counts.len() as u64;
+    let bits = tables.iter().map(|t| t.bits().next_multiple_of(8)).sum::<u64>() + width * lists.len() as u64;
     (Shared { tables, numbers }, symbols.saturating_add(bits << 16))
 }
 
-fn cheapest(tables: &[Table], counts: &Counts) -> usize {
-    let cost = |t: &Table| t.cost(counts).unwrap_or(u64::MAX);
+fn cheapest(tables: &[Table], list: &Used) -> usize {
+    let cost = |t: &Table| t.cost_of(list).unwrap_or(u64::MAX);
     (0..tables.len()).min_by_key(|&t| cost(&tables[t])).unwrap_or(0)
 }
 
@@ -174,9 +190,9 @@ mod tests {
 
     #[test]
     fn lists_of_one_symbol_cost_their_tables_and_numbers() {
-        let counts: Vec<Counts> = (0..16).map(|i| count(&[if i < 8 { 3 } else { 200 }; 9])).collect();
+        let counts: Vec<Used> = (0..16).map(|i| used(&count(&[if i < 8 { 3 } else { 200 }; 9]))).collect();
         for (lists, tables, bits) in [(&counts[..], 2, 2 * 24 + 16), (&counts[..8], 1, 24)] {
-            let (shared, cost) = share(lists, 2);
+            let (shared, cost) = share(lists, &by_entropy(lists), 2);
             assert_eq!((shared.tables.len(), cost), (tables, bits << 16));
         }
     }

@@ -163,6 +163,15 @@ impl Table {
         }
         if missing { None } else { Some(cost) }
     }
+
+    /// Returns the same as [`Self::cost`] for a few symbols with their counts.
+    pub(crate) fn cost_of(&self, symbols: &[(u8, u64)]) -> Option<u64> {
+        let mut costs = symbols.iter().map(|&(symbol, count)| match self.freq[usize::from(symbol)] {
+            0 => None,
+            freq => Some(count.saturating_mul(LOG_COST[usize::from(freq)].into())),
+        });
+        costs.try_fold(0u64, |all, cost| Some(all.saturating_add(cost?)))
+    }
 }
 
 /// The sum of counts, the largest of them, and how many are not 0.
@@ -334,7 +343,10 @@ mod tests {
             let counts: Counts = std::array::from_fn(|symbol| counts.get(symbol).copied().unwrap_or(0));
             if let Some(table) = Table::from_counts(&counts) {
                 let (least, distinct) = least_cost(&counts);
-                prop_assert!(least <= table.cost(&counts).unwrap());
+                let cost = table.cost(&counts);
+                prop_assert!(least <= cost.unwrap());
+                let pairs: Vec<(u8, u64)> = (0..=255).zip(counts).filter(|(_, count)| *count > 0).collect();
+                prop_assert_eq!(table.cost_of(&pairs), cost);
                 prop_assert!(24 + 4 * (distinct - 1) <= table.bits());
             }
         }
@@ -495,9 +507,11 @@ mod tests {
     #[test]
     fn the_cost_of_symbols_by_hand() {
         let table = Table::from_counts(&counts_of(&[(1, 1), (2, 1)])).unwrap();
-        assert_eq!(table.cost(&[0; 256]), Some(0));
-        assert_eq!(table.cost(&counts_of(&[(1, 3), (2, 5)])), Some(8 << 16));
-        assert_eq!(table.cost(&counts_of(&[(1, 3), (3, 1)])), None);
+        for (pairs, cost) in
+            [(&[][..], Some(0)), (&[(1, 3), (2, 5)], Some(8 << 16)), (&[(1, 3), (3, 1)], None)]
+        {
+            assert_eq!((table.cost(&counts_of(pairs)), table.cost_of(pairs)), (cost, cost));
+        }
     }
 
     proptest! {

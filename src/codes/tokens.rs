@@ -116,8 +116,8 @@ impl Kernel for Read<'_, '_> {
     }
 }
 
-/// Returns the raw bits of all values whose tokens are counted.
-pub(crate) fn raw_cost(counts: &Counts) -> u64 {
+/// Returns the raw bits of all values whose tokens are counted, from the first token on.
+pub(crate) fn raw_cost(counts: &[u64]) -> u64 {
     counts.iter().zip(0..=255u8).map(|(&count, token)| count * u64::from(raw_bits(token))).sum()
 }
 

@@ -451,14 +451,18 @@ pub(super) fn cut(ranks: &[Vec<u64>]) -> Vec<usize> {
             })
             .collect();
         let low: u64 = used.iter().map(|(class, c)| c.gaps * u64::from(shift_of(*class))).sum();
+        // Of the 256 tokens, a tenth occurs.
+        let last = |counts: &Counts| counts.iter().rposition(|&count| count > 0);
+        let tokens = counts.iter().filter_map(last).max().map_or(0, |last| last + 1);
         // The cheapest way to cut the first classes, by dynamic programming.
         let mut best: Vec<(u64, Vec<usize>)> = vec![(0, Vec::new())];
         for end in 1..=used.len() {
             let mut sum: Counts = [0; 256];
             let mut cheapest: Option<(u64, Vec<usize>)> = None;
             for start in (0..end).rev() {
+                let sum = &mut sum[..tokens];
                 sum.iter_mut().zip(&counts[start]).for_each(|(s, c)| *s += c);
-                let cost = best[start].0 + group_bits(&sum);
+                let cost = best[start].0 + group_bits(sum);
                 if cheapest.as_ref().is_none_or(|(c, _)| cost < *c) {
                     let mut cuts = best[start].1.clone();
                     cuts.push(if start == 0 { 0 } else { in_memory(used[start].0) });
@@ -473,9 +477,10 @@ pub(super) fn cut(ranks: &[Vec<u64>]) -> Vec<usize> {
     plans.min_by_key(|(cost, _)| *cost).map_or_else(|| vec![0], |(_, cuts)| cuts)
 }
 
-/// About the bits of a group with these counts of tokens. It has about 100 for the segment ([`SEGMENT_BITS`])
-/// and the first 24 of its table, and 6 for each frequency, which takes 4 to 7 ([`Table::bits`]).
-fn group_bits(counts: &Counts) -> u64 {
+/// About the bits of a group with these counts of its first tokens, and no others. It has about 100 for the
+/// segment ([`SEGMENT_BITS`]) and the first 24 of its table, and 6 for each frequency, which takes 4 to 7
+/// ([`Table::bits`]).
+fn group_bits(counts: &[u64]) -> u64 {
     let total: u64 = counts.iter().sum();
     let nats = |n: u64| n * u64::from(log2(n));
     let used = counts.iter().copied().filter(|&c| c > 0);
