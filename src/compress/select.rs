@@ -218,6 +218,9 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
     sample_of(group, k, SAMPLE)
 }
 
+/// Elements of a sample that one thread reads.
+const TOGETHER: usize = 1 << 12;
+
 /// Returns a sample of `size` elements. Returns `None` as [`sample`] does.
 fn sample_of(group: &[&mut Source<'_>], k: u64, size: u64) -> Option<Sample> {
     let ends: Vec<u64> = group
@@ -229,22 +232,55 @@ fn sample_of(group: &[&mut Source<'_>], k: u64, size: u64) -> Option<Sample> {
         .collect();
     let n = ends.last().copied().unwrap_or(0);
     let rank = rank_of(k, n, size)? as usize;
-    let (stride, rest) = (n / size, n % size);
-    let bits = (0..size as usize)
-        .into_par_iter()
-        .with_min_len(1 << 12)
-        .map(|i| {
-            let i = i as u64;
-            // Takes one element from each stride, at varying places. A constant place could sample a single
-            // column of a matrix.
-            let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
-            let at = i * stride + i * rest / size + jitter;
-            let which = ends.partition_point(|&end| end <= at);
-            let source = &group[which];
-            source.at((at + source.len as u64 - ends[which]) as usize).to_bits()
-        })
-        .collect();
+    let strides = Strides::new(n, size);
+    let mut bits = vec![0; size as usize];
+    bits.par_chunks_mut(TOGETHER).enumerate().for_each(|(chunk, bits)| {
+        let mut places = strides.places((chunk * TOGETHER) as u64).zip(bits).peekable();
+        // Places ascend, and so do the tensors that they are in.
+        for (source, &end) in group.iter().zip(&ends) {
+            let (start, element) = (end - source.len as u64, source.elements());
+            while let Some((at, bits)) = places.next_if(|(at, _)| *at < end) {
+                *bits = element((at - start) as usize).to_bits();
+            }
+        }
+    });
     Some(Sample { bits, rank })
+}
+
+/// Strides of about equal length, for a sample of an element of each.
+struct Strides {
+    len: u64,
+    /// Elements that are left: some strides are longer by one.
+    rest: u64,
+    count: u64,
+}
+
+impl Strides {
+    fn new(elements: u64, count: u64) -> Self {
+        Self { len: elements / count, rest: elements % count, count }
+    }
+
+    /// Returns the sampled elements from that of stride `first` on. They ascend.
+    ///
+    /// Their places in the strides vary: constant ones could all be in a single column of a matrix.
+    fn places(&self, first: u64) -> impl Iterator<Item = u64> {
+        let &Self { len, rest, count } = self;
+        // Elements of `rest` before a stride, as a fraction: divisions would take most of the time.
+        let (mut before, mut part) = (first * rest / count, first * rest % count);
+        let inverse = (u64::MAX / len).wrapping_add(1);
+        (first..).map(move |i| {
+            // A number below 2^32, modulo the length (Lemire, Kaser and Kurz, "Faster remainder by direct
+            // computation", 2019).
+            let hash = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let modulo = ((u128::from(inverse.wrapping_mul(hash)) * u128::from(len)) >> 64) as u64;
+            let place = i * len + before + if len >> 32 == 0 { modulo } else { hash };
+            part += rest;
+            if part >= count {
+                (before, part) = (before + 1, part - count);
+            }
+            place
+        })
+    }
 }
 
 /// Returns the [`Sample::rank`] for `k` of `n` elements, or `None` if no sample is taken.
@@ -530,4 +566,27 @@ pub(super) fn finish(
         all.push(chosen);
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_has_an_element_of_each_stride() {
+        for (elements, count) in
+            [(10u64, 3u64), (7, 7), (40_000, 32_768), (3 << 36, 1 << 15), ((1 << 50) + 77, 1 << 14)]
+        {
+            let strides = Strides::new(elements, count);
+            let all: Vec<u64> = strides.places(0).take(count as usize).collect();
+            for (i, &place) in (0..).zip(&all) {
+                let start = i * (elements / count) + i * (elements % count) / count;
+                let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (elements / count);
+                assert_eq!(place, start + jitter, "{elements} {count}");
+            }
+            assert!(all.is_sorted_by(|a, b| a < b) && all.last() < Some(&elements));
+            let first = count / 2;
+            assert!(strides.places(first).zip(&all[first as usize..]).all(|(a, b)| a == *b));
+        }
+    }
 }

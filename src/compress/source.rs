@@ -65,14 +65,17 @@ impl<'a> Source<'a> {
         floats(self.data.as_chunks().0).filter(|_| is_plain)
     }
 
-    /// Returns the element at `index`.
-    pub(super) fn at(&self, index: usize) -> f32 {
-        if let Some(floats) = self.floats() {
-            return floats[index];
+    /// Returns a function from the index of an element to the element.
+    pub(super) fn elements(&self) -> impl Fn(usize) -> f32 {
+        let floats = self.floats();
+        move |index| match floats {
+            Some(floats) => floats[index],
+            None => {
+                let mut x = [0.0];
+                self.read(index, &mut x);
+                x[0]
+            }
         }
-        let mut x = [0.0];
-        self.read(index, &mut x);
-        x[0]
     }
 
     /// Reads the elements from `start` on into `out`.
