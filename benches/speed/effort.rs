@@ -1,9 +1,9 @@
-//! The efforts of the codec `lossless`, in turns, on each file of the public set.
+//! The efforts of the codecs `lossless` and `natural`, in turns, on each file of the public set.
 
 use std::hint::black_box;
 
 use gcodec::block::Effort;
-use gcodec::compress::codecs::Lossless;
+use gcodec::compress::codecs::{Lossless, Natural};
 use gcodec::{Codec, Limits};
 
 use crate::data::{self, Tensors};
@@ -22,11 +22,18 @@ struct Measured {
 
 /// Prints the sizes and the speeds of both efforts: of several repetitions, which take turns, the fastest.
 pub(crate) fn run(repeats: usize) {
-    println!("lossless:");
+    let lossless = |effort| Codec::Lossless(Lossless { effort });
+    let natural = |effort| Codec::Natural(Natural { effort, ..Default::default() });
+    print("lossless", lossless, repeats);
+    print("natural", natural, repeats);
+}
+
+fn print(name: &str, codec: impl Fn(Effort) -> Codec, repeats: usize) {
+    println!("{name}:");
     println!("| file | default, % | fast, % | encode, GB/s | fast | decode, GB/s | fast |");
     println!("|---|---|---|---|---|---|---|");
     for (name, tensors) in data::files() {
-        let [fast, usual] = measured(&tensors, repeats);
+        let [fast, usual] = measured(Effort::ALL.map(|(effort, _)| codec(effort)), &tensors, repeats);
         let share = |m: &Measured| format!("{:.2}", m.bytes.len() as f64 / tensors.bytes() as f64 * 100.0);
         let speed =
             |m: &Measured, way: usize| format!("{:.2}", tensors.bytes() as f64 / m.seconds[way] / 1e9);
@@ -42,11 +49,9 @@ pub(crate) fn run(repeats: usize) {
     }
 }
 
-fn measured(tensors: &Tensors, repeats: usize) -> [Measured; 2] {
-    let mut all = Effort::ALL.map(|(effort, _)| {
-        let codec = Codec::Lossless(Lossless { effort });
-        Measured { codec, bytes: encode(&codec, tensors), seconds: [f64::INFINITY; 2] }
-    });
+fn measured(codecs: [Codec; 2], tensors: &Tensors, repeats: usize) -> [Measured; 2] {
+    let mut all =
+        codecs.map(|codec| Measured { codec, bytes: encode(&codec, tensors), seconds: [f64::INFINITY; 2] });
     let times = LEAST.div_ceil(tensors.bytes());
     for _ in 0..repeats {
         for Measured { codec, bytes, seconds } in &mut all {

@@ -5,9 +5,10 @@
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
 //! updates, `-- --only delta` deltas of bf16 weights, `-- --only digest` digests of weights,
-//! `-- --only small` updates of 500 small tensors, `-- --only effort` both efforts of `lossless` on each file
-//! of the public set (not without this argument), and `-- --only sidco` compares SIDCo's thresholds with
-//! exact selection. `-- --data D` selects the data (`gradient`, `weights`, `noise`, or several of them).
+//! `-- --only small` updates of 500 small tensors, `-- --only effort` both efforts of `lossless` and of
+//! `natural` on each file of the public set (not without this argument), and `-- --only sidco` compares
+//! SIDCo's thresholds with exact selection. `-- --data D` selects the data (`gradient`, `weights`, `noise`,
+//! or several of them).
 //! `-- --cpu` measures processor time instead of time, for one thread on a machine with other work (Linux).
 //! `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions.
 //!
@@ -54,7 +55,7 @@ enum Against {
 const SMALL: [&str; 3] = ["topk:density=0.01", "natural", "lossless"];
 
 /// Codecs of [`Bench::small`] for one size: all that need no matrices and no base.
-const SMALL_ALL: [&str; 18] = [
+const SMALL_ALL: [&str; 19] = [
     "raw",
     "lossless",
     "lossless:effort=fast",
@@ -68,6 +69,7 @@ const SMALL_ALL: [&str; 18] = [
     "chunked",
     "demo",
     "natural",
+    "natural:effort=fast",
     "qsgd:bits=4",
     "dither",
     "terngrad",

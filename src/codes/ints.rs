@@ -750,15 +750,21 @@ fn put_coding(out: &mut Vec<u8>, coding: u8, cut: &Cut) {
 }
 
 /// Appends `ints(N)` for integers below 256.
-pub(crate) fn write_symbols(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    role: Role,
-    symbols: &[u8],
-    row_lens: &[u64],
-) {
-    coder.has_signs = role == Role::Exponents;
-    SymbolPlan::new(coder, symbols, row_lens).write(out, coder, role, symbols);
+pub(crate) fn write_symbols(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, symbols: &[u8]) {
+    SymbolPlan::new(coder, symbols, &[]).write(out, coder, role, symbols);
+}
+
+/// Appends `ints(N)` for the exponents of numbers whose signs are beside them.
+pub(crate) fn write_exponents(out: &mut Vec<u8>, coder: &mut Coder<'_>, exponents: &[u8], row_lens: &[u64]) {
+    // References and short segments save up to a ninth of exponents alone, which is too much to leave out.
+    let effort = std::mem::take(&mut coder.effort);
+    coder.has_signs = true;
+    let mut plan = SymbolPlan::new(coder, exponents, row_lens);
+    coder.effort = effort;
+    if effort == Effort::Fast {
+        plan.prefer_trees(coder, exponents, exponents.len() / 8);
+    }
+    plan.write(out, coder, Role::Exponents, exponents);
     coder.has_signs = false;
 }
 

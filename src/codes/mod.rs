@@ -20,7 +20,7 @@ pub(crate) use integers::Integers;
 pub use ints::CODINGS;
 pub(crate) use ints::{
     Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, entropy_tokens, pays, write_entropy_symbols,
-    write_entropy_tokens, write_grouped_ints, write_ints, write_small_ints, write_symbols,
+    write_entropy_tokens, write_exponents, write_grouped_ints, write_ints, write_small_ints, write_symbols,
 };
 pub(crate) use lists::{read_lists, write_lists};
 pub(crate) use read::{
@@ -61,8 +61,8 @@ impl Profile {
 /// How much time an encoder takes to find a smaller form. Every reader reads every form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Effort {
-    /// Symbols have no references to their rows and columns, and segments of at least 2^16; they are in trees
-    /// also where these cost a hundredth more.
+    /// Symbols are in trees also where these cost a hundredth more. Those of byte planes have no references
+    /// to their rows and columns, and segments of at least 2^16.
     Fast,
     /// The smallest form that is found.
     #[default]

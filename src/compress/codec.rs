@@ -174,7 +174,11 @@ impl Codec {
 
     /// Returns how this codec's blocks are written.
     pub(crate) fn block_options(&self) -> BlockOptions {
-        let effort = if let Self::Lossless(c) = self { c.effort } else { Effort::Default };
+        let effort = match self {
+            Self::Lossless(c) => c.effort,
+            Self::Natural(c) => c.effort,
+            _ => Effort::Default,
+        };
         BlockOptions::default().with_positions(self.positions()).with_effort(effort)
     }
 

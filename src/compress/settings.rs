@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::block::Positions;
+use crate::block::{Effort, Positions};
 
 /// The number of elements that a selector keeps. Zeros are never kept, so fewer may be sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -142,6 +142,7 @@ impl<T: Copy + PartialEq> Setting<T> {
 }
 
 const SEED: Setting<u64> = Setting::number("seed", "0 to 2^64 - 1", |_| true).unless(1);
+const EFFORT: Setting<Effort> = Setting::one_of("effort", &Effort::ALL).unless(Effort::Default);
 const POSITIONS: Setting<Positions> = Setting::one_of("positions", &Positions::ALL).unless(Positions::Auto);
 
 /// Visits the settings of a codec, in the order of its written form, to read, check or write them.
@@ -162,6 +163,10 @@ pub(super) trait Visitor {
 
     fn seed(&mut self, seed: &mut u64) -> Result<(), Self::Error> {
         self.visit(&SEED, seed)
+    }
+
+    fn effort(&mut self, effort: &mut Effort) -> Result<(), Self::Error> {
+        self.visit(&EFFORT, effort)
     }
 
     fn positions(&mut self, positions: &mut Positions) -> Result<(), Self::Error> {
@@ -326,6 +331,7 @@ mod tests {
             "powersgd:rank=1,seed=3",
             "natural",
             "natural:seed=18446744073709551615",
+            "natural:seed=2,effort=fast",
             "qsgd:bits=4,bucket=512",
             "qsgd:bits=2,bucket=64,norm=max,seed=3",
             "dither:levels=8,bucket=512",

@@ -1,7 +1,8 @@
-//! The efforts of the codec `lossless`: other bytes, the same elements.
+//! The efforts of codecs: other bytes, the same elements.
 
 use std::path::Path;
 
+use gcodec::compress::random::word;
 use gcodec::file::File;
 use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView, decode, encode};
 
@@ -29,16 +30,41 @@ fn gradient(name: &str) -> Vec<(String, TensorBuf)> {
     entries.map(tensor).collect()
 }
 
+/// Files of the repository.
+const FILES: [&str; 3] = [
+    "digits_convnet_step0030_worker0.safetensors",
+    "gpt_attention_bf16_sync020.safetensors",
+    "resnet_head_step0200_worker0.safetensors",
+];
+
+fn views(tensors: &[(String, TensorBuf)]) -> Vec<(&str, TensorView<'_>)> {
+    tensors.iter().map(|(name, tensor)| (&**name, tensor.view())).collect()
+}
+
+#[test]
+fn powers_of_two_are_the_same_with_every_effort() {
+    let both = |tensors: &[(String, TensorBuf)]| {
+        let [usual, fast] = ["natural:seed=5", "natural:seed=5,effort=fast"]
+            .map(|spec| encode(&views(tensors), &codec(spec)).unwrap());
+        assert_eq!(decode(&fast).unwrap(), decode(&usual).unwrap());
+        assert!(fast.len() * 100 <= usual.len() * 101 + 1000, "{} and {}", fast.len(), usual.len());
+        [usual, fast].map(|bytes| bytes.len())
+    };
+    for name in FILES {
+        both(&gradient(name));
+    }
+    // Products of random numbers, enough of them for trees.
+    let number = |of, i| word(1, of, i) as f32;
+    let products: Vec<f32> = (0..1 << 16).map(|i| number(0, i) * number(1, i) * number(2, i)).collect();
+    let [usual, fast] = both(&[("w".to_owned(), TensorBuf::from_f32(vec![1 << 16], &products).unwrap())]);
+    assert!(fast > usual + 100, "{fast} and {usual}");
+}
+
 #[test]
 fn real_gradients_come_back_with_every_effort() {
-    for name in [
-        "digits_convnet_step0030_worker0.safetensors",
-        "gpt_attention_bf16_sync020.safetensors",
-        "resnet_head_step0200_worker0.safetensors",
-    ] {
+    for name in FILES {
         let tensors = gradient(name);
-        let views: Vec<(&str, TensorView<'_>)> =
-            tensors.iter().map(|(name, tensor)| (&**name, tensor.view())).collect();
+        let views = views(&tensors);
         let [usual, same, fast] = ["lossless", "lossless:effort=default", "lossless:effort=fast"]
             .map(|spec| encode(&views, &codec(spec)).unwrap());
         assert_eq!(usual, same, "{name}");

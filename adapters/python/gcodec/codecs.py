@@ -221,11 +221,14 @@ class PowerSgd(Codec):
 class Natural(Codec):
     """Natural compression (arXiv 1905.10988): elements rounded at random to powers of two, without bias.
 
-    `seed`: seed of the rounding, 0 to 2^64 - 1.
+    Attributes:
+        seed: seed of the rounding, 0 to 2^64 - 1.
+        effort: `"default"`, or `"fast"`, which decodes up to 1.4 times as fast; streams are up to 1 % larger.
     """
 
     name: ClassVar[str] = "natural"
     seed: int = field(default=1, kw_only=True)
+    effort: str = field(default="default", kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def test_settings_reach_the_library() -> None:
         (gcodec.Sidco(1e-5, stages=3), "sidco:density=0.00001,fit=gp,stages=3,values=f32"),
         (gcodec.TernGrad(clip=float("inf")), "terngrad:clip=inf,bucket=4096"),
         (gcodec.Natural(seed=2**64 - 1), f"natural:seed={2**64 - 1}"),
+        (gcodec.Natural(effort="fast"), "natural:effort=fast"),
         (gcodec.Sign(64), "sign:group=64"),
         (gcodec.Demo(chunk=8, kept=3, values="bf16"), "demo:chunk=8,kept=3,values=bf16"),
         (gcodec.PowerSgd(2), "powersgd:rank=2"),

@@ -66,7 +66,7 @@ impl Kind for Affine {
             return Err(Error::inconsistent("affine codes"));
         }
         write_head(out, *bits, *groups, scales, zero, space)?;
-        write_symbols(out, coder, Role::Codes, codes, &[]);
+        write_symbols(out, coder, Role::Codes, codes);
         Ok(())
     }
 

@@ -54,7 +54,7 @@ impl Kind for Codebook {
         for numbers in [scales, shifts].into_iter().flatten() {
             numbers.write(out, groups.count(space))?;
         }
-        write_symbols(out, coder, Role::Codes, codes, &[]);
+        write_symbols(out, coder, Role::Codes, codes);
         Ok(())
     }
 

@@ -51,7 +51,7 @@ impl Kind for Minifloat {
         out.push(*format as u8);
         groups.write(out, space)?;
         scales.write(out, groups.count(space))?;
-        write_symbols(out, coder, Role::Codes, codes, &[]);
+        write_symbols(out, coder, Role::Codes, codes);
         Ok(())
     }
 

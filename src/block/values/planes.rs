@@ -463,7 +463,7 @@ mod tests {
             (0..20_000).map(|i| u8::from(random::word(1, 0, i).is_multiple_of(16))).collect();
         let after = |coder: &mut Coder<'_>| {
             let mut out = Vec::new();
-            write_symbols(&mut out, coder, Role::Codes, &codes, &[]);
+            write_symbols(&mut out, coder, Role::Codes, &codes);
             out
         };
         let mut used = coder();

@@ -7,7 +7,7 @@ use crate::block::values::{
 };
 use crate::block::{Bits, Part, Values};
 use crate::codes::{
-    Coder, Decoder, PIECE, Role, SymbolReader, beyond_core, read_symbols, validate_ints, write_symbols,
+    Coder, Decoder, PIECE, SymbolReader, beyond_core, read_symbols, validate_ints, write_exponents,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
@@ -59,7 +59,7 @@ impl Kind for Pow2 {
         if self.codes.len() as u64 != space.count {
             return Err(Error::inconsistent("number of codes"));
         }
-        write_symbols(out, coder, Role::Exponents, &self.codes, space.row_lens);
+        write_exponents(out, coder, &self.codes, space.row_lens);
         let signs = gather_signs(&self.codes, &self.negative)?;
         signs::write(out, coder, &signs, space.elements, Some(&self.codes));
         Ok(())

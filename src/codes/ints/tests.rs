@@ -29,15 +29,40 @@ fn references_win_on_a_matrix_with_scaled_rows() {
         })
         .collect();
     let mut plain = Vec::new();
-    write_symbols(&mut plain, &mut coder(&[]), Role::Exponents, &symbols, &[]);
+    write_exponents(&mut plain, &mut coder(&[]), &symbols, &[]);
     let mut referenced = Vec::new();
-    write_symbols(&mut referenced, &mut coder(&[]), Role::Exponents, &symbols, &[64]);
+    write_exponents(&mut referenced, &mut coder(&[]), &symbols, &[64]);
     assert_eq!(referenced[0], REFERENCED);
     assert!(referenced.len() < plain.len() * 3 / 4, "{} {}", referenced.len(), plain.len());
     for bytes in [plain, referenced] {
         let back = read(&bytes, &[], |c, d| read_symbols(c, d, symbols.len() as u64, 255)).unwrap();
         assert_eq!(back, symbols);
     }
+}
+
+#[test]
+fn exponents_are_in_trees_with_little_effort_alone_and_keep_their_references() {
+    let of_row = |i: u64| ((i / 1024).wrapping_mul(0x9e37_79b9) >> 8 & 15) as u32;
+    // About those of products of two random numbers.
+    let exponent = |i| {
+        let zeros = [0, 1].map(|of| crate::random::word(4, of, i).leading_zeros());
+        (100 + of_row(i) - zeros[0] - zeros[1]) as u8
+    };
+    let exponents: Vec<u8> = (0..1 << 17).map(exponent).collect();
+    let write = |effort| {
+        let mut bytes = Vec::new();
+        let mut coder = coder(&[]);
+        coder.effort = effort;
+        write_exponents(&mut bytes, &mut coder, &exponents, &[1024]);
+        assert_eq!(coder.effort, effort);
+        let back = read(&bytes, &[], |c, d| read_symbols(c, d, exponents.len() as u64, 255)).unwrap();
+        assert_eq!(back, exponents);
+        bytes
+    };
+    let (usual, fast) = (write(Effort::Default), write(Effort::Fast));
+    assert_eq!((usual[0], &fast[..2]), (REFERENCED, &[TREE, REFERENCED][..]));
+    let (usual, fast, signs) = (usual.len(), fast.len(), exponents.len() / 8);
+    assert!((usual..usual + (usual + signs) / 100).contains(&fast), "{usual} and {fast}");
 }
 
 #[test]
@@ -68,7 +93,7 @@ fn references_are_written_only_where_they_save_bytes() {
         let symbols: Vec<u8> = (0..40 * 24).map(symbol).collect();
         let [plain, best] = [&[][..], &[24]].map(|row_lens| {
             let mut bytes = Vec::new();
-            write_symbols(&mut bytes, &mut coder(&[]), Role::Exponents, &symbols, row_lens);
+            write_exponents(&mut bytes, &mut coder(&[]), &symbols, row_lens);
             bytes
         });
         assert!(best.len() <= plain.len(), "{effect}: {} and {} bytes", best.len(), plain.len());
@@ -108,7 +133,7 @@ fn many_integers_of_few_bits_are_joined() {
         let values = skewed(below, len);
         let (mut of_ints, mut of_symbols) = (Vec::new(), Vec::new());
         write_small_ints(&mut of_ints, &mut coder(&[]), Role::Levels, &values);
-        write_symbols(&mut of_symbols, &mut coder(&[]), Role::Codes, &values, &[]);
+        write_symbols(&mut of_symbols, &mut coder(&[]), Role::Codes, &values);
         assert!(of_ints == of_symbols);
         assert_eq!(of_ints[..2], [JOINED, per], "{below}");
         let mut plain = Vec::new();
@@ -293,7 +318,7 @@ fn a_code_is_written_from_the_first_bit_that_it_saves() {
     // One symbol: 11 bytes, against fields of 8 or 3 bits and their width.
     for (symbol, len, coding) in [(255, 10, PACKED), (255, 11, SYMBOLS), (7, 26, PACKED), (7, 27, SYMBOLS)] {
         let mut bytes = Vec::new();
-        write_symbols(&mut bytes, &mut coder(&[]), Role::Codes, &vec![symbol; len], &[]);
+        write_symbols(&mut bytes, &mut coder(&[]), Role::Codes, &vec![symbol; len]);
         assert_eq!(bytes[0], coding, "{len} x {symbol}");
     }
 }
@@ -391,7 +416,7 @@ fn references_fit_the_matrix() {
     {
         let symbols: Vec<u8> = (0..row_count * row_len).map(|i| symbol(i / row_len, i % row_len)).collect();
         let mut bytes = Vec::new();
-        write_symbols(&mut bytes, &mut coder(&[]), Role::Exponents, &symbols, row_lens);
+        write_exponents(&mut bytes, &mut coder(&[]), &symbols, row_lens);
         let mut cursor = Cursor::new(&bytes[1..], 0, "ints");
         let written = (bytes[0] == REFERENCED).then(|| (cursor.varint().unwrap(), cursor.u8().unwrap()));
         assert_eq!(written, expected, "case {case}");
@@ -428,7 +453,7 @@ proptest! {
     fn symbols_come_back(symbols in proptest::collection::vec(any::<u8>(), 0..300), mask: u8, row_len in 1u64..40) {
         let symbols: Vec<u8> = symbols.into_iter().map(|s| s & mask).collect();
         let mut bytes = Vec::new();
-        write_symbols(&mut bytes, &mut coder(&[]), Role::Codes, &symbols, &[row_len]);
+        write_exponents(&mut bytes, &mut coder(&[]), &symbols, &[row_len]);
         prop_assert_eq!(read(&bytes, &[], |c, d| read_symbols(c, d, symbols.len() as u64, 255)).unwrap(), symbols);
     }
 

@@ -6,13 +6,11 @@ use crate::arch::pages;
 use crate::block::{Block, Effort, Floats, Planes, Scope, Stored, Support, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Extent, Sharing, extents, whole};
-use crate::compress::settings::{Setting, Visitor};
+use crate::compress::settings::Visitor;
 use crate::error::Result;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 use crate::tensor::element::bits_at;
-
-const EFFORT: Setting<Effort> = Setting::one_of("effort", &Effort::ALL).unless(Effort::Default);
 
 /// `lossless`: the elements' byte planes, entropy coded.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -26,7 +24,7 @@ impl Compressor for Lossless {
     const NAME: &'static str = "lossless";
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
-        visitor.visit(&EFFORT, &mut self.effort)
+        visitor.effort(&mut self.effort)
     }
 
     fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {

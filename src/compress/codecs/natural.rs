@@ -5,7 +5,7 @@ use std::mem;
 use std::ops::Range;
 
 use crate::arch::{self, Kernel, pages};
-use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
+use crate::block::{Bits, Block, Effort, Pow2, Support, Underflow, Values};
 use crate::codes::Scratch;
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Sharing, extents};
@@ -21,11 +21,14 @@ use crate::tensor::element::{max_finite, round_f32s};
 pub struct Natural {
     /// `seed`: the seed for rounding. Use a different one for every step. Default: 1.
     pub seed: u64,
+    /// `effort`: with `fast`, streams are decoded up to 1.4 times as fast, and are up to 1 % larger.
+    /// Default: `default`.
+    pub effort: Effort,
 }
 
 impl Default for Natural {
     fn default() -> Self {
-        Self { seed: 1 }
+        Self { seed: 1, effort: Effort::Default }
     }
 }
 
@@ -33,11 +36,12 @@ impl Compressor for Natural {
     const NAME: &'static str = "natural";
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
-        visitor.seed(&mut self.seed)
+        visitor.seed(&mut self.seed)?;
+        visitor.effort(&mut self.effort)
     }
 
     fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
-        let &Self { seed } = self;
+        let seed = self.seed;
         let TensorRun { tensors, options, .. } = run;
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();

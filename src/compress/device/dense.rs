@@ -181,7 +181,7 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
     for run in alike(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (first, of_run) = (run.start, &tensors[run]);
         let (quantizer, share, sharing) = match codecs[first] {
-            Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None, Sharing::All),
+            Codec::Natural(Natural { seed, .. }) => (Quantizer::Natural { seed }, None, Sharing::All),
             Codec::Sign(codecs::Sign { group }) => (Quantizer::Sign, Some(group), Sharing::None),
             codec => {
                 let Some(of_groups) = codec.quantizer() else { continue };

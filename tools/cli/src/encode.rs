@@ -46,7 +46,8 @@ SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
   randk:density=0.01        random positions; scale=n/k|1, values=f32|f16|bf16, seed=1
   chunked:chunk=4096        the largest of each chunk; kept=64, values=code2|sign
   demo:chunk=64,kept=32     DeMo: the largest of each chunk's cosine transform
-  natural                   Natural Compression: random rounding to powers of two; seed=1
+  natural                   Natural Compression: random rounding to powers of two; seed=1,
+                            effort=default|fast
   dither:levels=8           natural dithering; bucket=512, norm=l1|l2|max, seed=1
   qsgd:bits=4,bucket=512    random rounding to multiples of the bucket's norm; norm=l2|max, seed=1
   terngrad:clip=2.5         random rounding to -1, 0 or 1 times a maximum; bucket=4096, seed=1

@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn a_single_sign_may_be_predicted() {
         let (mut bytes, mut coder) = (vec![PREDICTED], Coder::new(Entropy::Auto, &[], None));
-        write_symbols(&mut bytes, &mut coder, Role::Views, &[0, 0], &[]);
+        write_symbols(&mut bytes, &mut coder, Role::Views, &[0, 0]);
         bytes.push(1);
         write_entropy_symbols(&mut bytes, &mut coder, Role::Signs, &[1]);
         let space = space(1, 0, 0);

@@ -193,6 +193,7 @@ pub(super) fn demo_cases(place: &Path) -> Result<Vec<Case>> {
             "powersgd",
             "lossless:effort=default",
             "lossless:effort=fast",
+            "natural:effort=fast",
         ]
         .map(|spec| one("types", spec, "types.safetensors", "--zero-non-finite")),
     );
