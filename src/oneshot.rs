@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::arch::pages;
 use crate::compress::{Codec, Input, Options, pending};
 use crate::error::Result;
 use crate::file::File;
@@ -30,8 +31,14 @@ pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u
     let header = UpdateHeader::default().with_label(codec.to_string());
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
+    let bytes = tensors.iter().map(|(_, view)| view.data().len()).fold(0, usize::saturating_add);
+    // About as many bytes as lossless blocks have.
+    let is_reserved = !codec.is_lossy() && pages::reserve(&mut out, bytes.saturating_add(bytes / 64));
     encoder.update(&mut out, &header, &manifest, blocks)?;
     encoder.finish(&mut out);
+    if is_reserved {
+        out.shrink_to_fit();
+    }
     Ok(out)
 }
 

@@ -53,6 +53,22 @@ fn page_size() -> usize {
     })
 }
 
+/// Makes room for `len` items on large pages if they are many, and if the system has it. Returns whether it
+/// did.
+///
+/// When a buffer of pages of its own grows, the system moves it, mostly to where they cannot be large. A
+/// smaller one grows in memory that the allocator keeps from buffers before it.
+pub(crate) fn reserve<T: Copy>(buffer: &mut Vec<T>, len: usize) -> bool {
+    let makes = len.saturating_mul(size_of::<T>()) >= MAPPED && buffer.try_reserve_exact(len).is_ok();
+    if makes {
+        prefer_large(buffer);
+    }
+    makes
+}
+
+/// Bytes from which a buffer has pages of its own: the most that glibc ever decides on.
+const MAPPED: usize = 32 << 20;
+
 /// Returns an empty buffer with room for `len` items on large pages.
 pub(crate) fn with_room<T: Copy>(len: usize) -> Vec<T> {
     let mut buffer = Vec::with_capacity(len);
@@ -118,6 +134,15 @@ mod tests {
             buffer = of_len(buffer, len);
             assert_eq!(buffer.len(), len);
         }
+    }
+
+    #[test]
+    fn room_is_made_for_many_items_that_the_system_has_room_for() {
+        let mut buffer = vec![1u8];
+        assert!(!reserve(&mut buffer, usize::MAX) && !reserve(&mut buffer, MAPPED - 1));
+        assert_eq!((&*buffer, buffer.capacity()), (&[1][..], 1));
+        assert!(reserve(&mut buffer, MAPPED));
+        assert!(buffer == [1] && buffer.capacity() > MAPPED);
     }
 
     #[test]
