@@ -756,7 +756,7 @@ pub(crate) fn write_symbols(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role
 
 /// Appends `ints(N)` for the exponents of numbers whose signs are beside them.
 pub(crate) fn write_exponents(out: &mut Vec<u8>, coder: &mut Coder<'_>, exponents: &[u8], row_lens: &[u64]) {
-    // References and short segments save up to a ninth of exponents alone, which is too much to leave out.
+    // References and short segments save up to a tenth of these bytes: too much to leave out.
     let effort = std::mem::take(&mut coder.effort);
     coder.has_signs = true;
     let mut plan = SymbolPlan::new(coder, exponents, row_lens);
