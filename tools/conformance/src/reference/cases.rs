@@ -193,6 +193,7 @@ pub(super) fn demo_cases(place: &Path) -> Result<Vec<Case>> {
             "powersgd",
             "lossless:effort=default",
             "lossless:effort=fast",
+            "natural:effort=default",
             "natural:effort=fast",
         ]
         .map(|spec| one("types", spec, "types.safetensors", "--zero-non-finite")),
@@ -323,6 +324,10 @@ fn public(args: &Args, place: &Path, out: &mut Vec<Case>) -> Result<()> {
         // Their names would give the updates other steps.
         out.extend(FAMILIES.iter().map(|spec| one(&stem, spec, &name, "--step 0")));
     }
+    // Only long tensors have trees.
+    let name = "gpt_sgd_step0380_worker0.safetensors";
+    Dump::read(&args.gradients.join(name))?.write(&place.join("whole.safetensors"))?;
+    out.push(one("whole", "natural:effort=fast", "whole.safetensors", "--step 0"));
     let sync = ["gpt_bf16_sync020.safetensors", "gpt_bf16_sync021.safetensors"];
     for name in sync {
         let whole = Dump::read(&args.gradients.join("weight_sync").join(name))?;
