@@ -168,7 +168,7 @@ impl Bench {
     fn weights(&mut self, elements: usize) {
         let (name, [old, new]) = data::weights(elements);
         println!("weights {name}, {} bf16 elements:", old.elements());
-        self.codec("lossless", &old, Some([0.09, 0.065]));
+        self.codec("lossless", &old, Some([0.07, 0.065]));
         self.digests(&old.flat());
         if self.wants("delta") {
             self.delta("delta", "in a step of training ", &old.flat(), &new.flat());
