@@ -28,12 +28,12 @@ struct Shared {
 
 /// Appends the number of tables, the tables, the number of each list's table, and the symbols.
 pub(crate) fn write_lists(out: &mut Vec<u8>, coder: &mut Coder<'_>, lists: &[&[u8]]) {
-    let counts: Vec<Used> = lists.iter().map(|list| used(&count(list))).collect();
+    let all: Vec<Used> = lists.iter().map(|list| used_of(&count(list))).collect();
     let tried: &[usize] = if lists.len() < MANY { &TRIED } else { &TRIED_FOR_MANY };
     let mut tried: Vec<usize> = tried.iter().map(|&tables| tables.min(lists.len())).collect();
     tried.dedup();
-    let order = by_entropy(&counts);
-    let shared = tried.into_iter().map(|tables| share(&counts, &order, tables)).min_by_key(|(_, cost)| *cost);
+    let order = by_entropy(&all);
+    let shared = tried.into_iter().map(|tables| share(&all, &order, tables)).min_by_key(|(_, cost)| *cost);
     let Shared { tables, numbers } = shared.map_or(Shared { tables: vec![], numbers: vec![] }, |s| s.0);
     out.push(tables.len() as u8);
     tables.iter().for_each(|table| table.write(out));
@@ -57,7 +57,7 @@ pub(crate) fn write_lists(out: &mut Vec<u8>, coder: &mut Coder<'_>, lists: &[&[u
 /// The symbols of a list with their counts. Of 256, a list has a few.
 type Used = Vec<(u8, u64)>;
 
-fn used(counts: &Counts) -> Used {
+fn used_of(counts: &Counts) -> Used {
     (0..=255).zip(*counts).filter(|&(_, count)| count > 0).collect()
 }
 
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn lists_of_one_symbol_cost_their_tables_and_numbers() {
-        let counts: Vec<Used> = (0..16).map(|i| used(&count(&[if i < 8 { 3 } else { 200 }; 9]))).collect();
+        let counts: Vec<Used> = (0..16).map(|i| used_of(&count(&[if i < 8 { 3 } else { 200 }; 9]))).collect();
         for (lists, tables, bits) in [(&counts[..], 2, 2 * 24 + 16), (&counts[..8], 1, 24)] {
             let (shared, cost) = share(lists, &by_entropy(lists), 2);
             assert_eq!((shared.tables.len(), cost), (tables, bits << 16));

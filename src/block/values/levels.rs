@@ -337,6 +337,7 @@ impl Levels {
                     fill(if largest < 16 { &mut table[..16] } else { &mut table[..] });
                     lookup::numbers(form, table, codes, numbers);
                 } else if codes.len() <= usize::from(largest) / 4 {
+                    // A table of vectors takes a quarter of the time for each number.
                     let number = |code: u8| head.number(norm, level_of(code));
                     numbers.iter_mut().zip(codes).for_each(|(n, &code)| *n = number(code));
                 } else {

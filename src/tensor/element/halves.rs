@@ -12,58 +12,40 @@ const QUIET: u32 = 1 << 22;
 /// The smallest normal number of f16, 2^-14, as f32.
 const NORMAL: u32 = (127 - 14) << 23;
 
-/// Converts elements to f32.
-pub(super) struct Decode<'a, D> {
-    pub(super) elements: &'a [[u8; 2]],
-    pub(super) out: &'a mut [f32],
-    pub(super) decode: D,
+/// Converts each item.
+pub(super) struct Each<'a, A, B, F> {
+    pub(super) from: &'a [A],
+    pub(super) to: &'a mut [B],
+    pub(super) convert: F,
 }
 
-impl<D: Fn(u16) -> f32> Kernel for Decode<'_, D> {
+impl<A: Copy, B, F: Fn(A) -> B> Kernel for Each<'_, A, B, F> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        for (out, element) in self.out.iter_mut().zip(self.elements) {
-            *out = (self.decode)(u16::from_le_bytes(*element));
-        }
-    }
-}
-
-/// Rounds values to elements.
-pub(super) struct Encode<'a, E> {
-    pub(super) values: &'a [f32],
-    pub(super) out: &'a mut [[u8; 2]],
-    pub(super) encode: E,
-}
-
-impl<E: Fn(f32) -> u16> Kernel for Encode<'_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        for (out, value) in self.out.iter_mut().zip(self.values) {
-            *out = (self.encode)(*value).to_le_bytes();
-        }
+        self.to.iter_mut().zip(self.from).for_each(|(to, from)| *to = (self.convert)(*from));
     }
 }
 
 #[inline(always)]
-pub(super) fn from_bf16(element: u16) -> f32 {
-    let bits = u32::from(element) << 16;
+pub(super) fn from_bf16(element: [u8; 2]) -> f32 {
+    let bits = u32::from(u16::from_le_bytes(element)) << 16;
     f32::from_bits(bits | if bits << 1 > INFINITE << 1 { QUIET } else { 0 })
 }
 
 #[inline(always)]
-pub(super) fn to_bf16(value: f32) -> u16 {
+pub(super) fn to_bf16(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     let nan = (bits | QUIET) >> 16;
-    (if bits << 1 > INFINITE << 1 { nan } else { rounded }) as u16
+    let element = if bits << 1 > INFINITE << 1 { nan } else { rounded };
+    (element as u16).to_le_bytes()
 }
 
 #[inline(always)]
-pub(super) fn from_f16(element: u16) -> f32 {
+pub(super) fn from_f16(element: [u8; 2]) -> f32 {
+    let element = u16::from_le_bytes(element);
     let (sign, magnitude) = (u32::from(element & 0x8000) << 16, u32::from(element & 0x7fff) << 13);
     // Exponents have a bias of 127 in place of 15. That of infinity and NaN is the largest of each type.
     let normal = magnitude + ((127 - 15) << 23);
@@ -77,7 +59,7 @@ pub(super) fn from_f16(element: u16) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn to_f16(value: f32) -> u16 {
+pub(super) fn to_f16(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
     // What rounds to 2^16 and more is infinite.
@@ -87,7 +69,8 @@ pub(super) fn to_f16(value: f32) -> u16 {
     // Next to 1/2, numbers are multiples of 2^-24, as the subnormal ones of f16 are.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let finite = if magnitude < NORMAL { subnormal } else { normal };
-    (sign | if magnitude > INFINITE { nan } else { finite }) as u16
+    let element = sign | if magnitude > INFINITE { nan } else { finite };
+    (element as u16).to_le_bytes()
 }
 
 #[cfg(test)]
@@ -98,19 +81,13 @@ mod tests {
 
     #[test]
     fn all_elements_are_decoded_as_by_the_crate() {
-        for bits in 0..=u16::MAX {
-            assert_eq!(
-                from_bf16(bits).to_bits(),
-                bf16::from_bits(bits).to_f32().to_bits() | quiet(from_bf16(bits)),
-                "{bits:x}"
-            );
-            assert_eq!(from_f16(bits).to_bits(), f16::from_bits(bits).to_f32().to_bits(), "{bits:x}");
+        for element in (0..=u16::MAX).map(u16::to_le_bytes) {
+            let (x, f16) = (from_bf16(element), f16::from_le_bytes(element));
+            // The crate keeps signalling NaNs of bf16.
+            let quiet = if x.is_nan() { QUIET } else { 0 };
+            assert_eq!(x.to_bits(), bf16::from_le_bytes(element).to_f32().to_bits() | quiet, "{element:?}");
+            assert_eq!(from_f16(element).to_bits(), f16.to_f32().to_bits(), "{element:?}");
         }
-    }
-
-    /// The crate keeps signalling NaNs of bf16.
-    fn quiet(x: f32) -> u32 {
-        if x.is_nan() { QUIET } else { 0 }
     }
 
     #[test]
@@ -118,28 +95,25 @@ mod tests {
         let lows = [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff];
         for bits in (0..=0xffffu32).flat_map(|high| lows.map(|low| high << 16 | low)) {
             let x = f32::from_bits(bits);
-            assert_eq!(to_bf16(x), bf16::from_f32(x).to_bits(), "{bits:x}");
-            assert_eq!(to_f16(x), f16::from_f32(x).to_bits(), "{bits:x}");
+            assert_eq!(to_bf16(x), bf16::from_f32(x).to_le_bytes(), "{bits:x}");
+            assert_eq!(to_f16(x), f16::from_f32(x).to_le_bytes(), "{bits:x}");
         }
     }
 
     #[test]
     fn loops_of_every_width_give_the_same() {
         let elements: Vec<[u8; 2]> = (0..1000u16).map(|i| i.wrapping_mul(0x9e37).to_le_bytes()).collect();
+        let values: Vec<f32> = elements.iter().map(|&element| from_f16(element)).collect();
+        let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|x| x.to_bits()).collect() };
         for len in [0, 1, 31, 64, 1000] {
-            let elements = &elements[..len];
+            let (elements, values) = (&elements[..len], &values[..len]);
             for form in arch::forms() {
-                let mut values = vec![0.0; len];
-                arch::run_as(form, Decode { elements, out: &mut values, decode: from_f16 });
-                assert!(
-                    values
-                        .iter()
-                        .zip(elements)
-                        .all(|(x, e)| { x.to_bits() == from_f16(u16::from_le_bytes(*e)).to_bits() })
-                );
-                let mut back = vec![[0; 2]; len];
-                arch::run_as(form, Encode { values: &values, out: &mut back, encode: to_bf16 });
-                assert!(back.iter().zip(&values).all(|(b, x)| u16::from_le_bytes(*b) == to_bf16(*x)));
+                let mut decoded = vec![0.0; len];
+                arch::run_as(form, Each { from: elements, to: &mut decoded, convert: from_f16 });
+                assert_eq!(bits(&decoded), bits(values));
+                let mut rounded = vec![[0; 2]; len];
+                arch::run_as(form, Each { from: values, to: &mut rounded, convert: to_bf16 });
+                assert!(rounded.iter().zip(values).all(|(element, x)| *element == to_bf16(*x)));
             }
         }
     }

@@ -16,6 +16,7 @@ use half::{bf16, f16};
 use crate::arch;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
+use crate::tensor::element::halves::Each;
 use crate::tensor::element::small::{F4E2M1, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow};
 use crate::tensor::{Dtype, TensorView};
 
@@ -51,10 +52,10 @@ pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Re
             }
         }
         Dtype::Bf16 => {
-            arch::run(halves::Decode { elements: bytes.as_chunks().0, out, decode: halves::from_bf16 });
+            arch::run(Each { from: bytes.as_chunks().0, to: out, convert: halves::from_bf16 });
         }
         Dtype::F16 => {
-            arch::run(halves::Decode { elements: bytes.as_chunks().0, out, decode: halves::from_f16 });
+            arch::run(Each { from: bytes.as_chunks().0, to: out, convert: halves::from_f16 });
         }
         Dtype::F4E2M1 => {
             let odd = in_memory(start % 2);
@@ -93,10 +94,10 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
             }
         }
         Dtype::Bf16 => {
-            arch::run(halves::Encode { values, out: bytes.as_chunks_mut().0, encode: halves::to_bf16 });
+            arch::run(Each { from: values, to: bytes.as_chunks_mut().0, convert: halves::to_bf16 });
         }
         Dtype::F16 => {
-            arch::run(halves::Encode { values, out: bytes.as_chunks_mut().0, encode: halves::to_f16 });
+            arch::run(Each { from: values, to: bytes.as_chunks_mut().0, convert: halves::to_f16 });
         }
         Dtype::F4E2M1 => {
             let odd = in_memory(start % 2);

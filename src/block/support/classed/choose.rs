@@ -236,10 +236,12 @@ fn costs(grid: &Grid, lists: [&[u8]; 2], hits: [&[u32]; 2], placed: &[(u32, u32)
     }
     let total: u64 = hits[0].iter().map(|&n| u64::from(n)).sum();
     let sampled = (placed.len() as u64).max(1);
-    let scaled = |n: u64| match n {
+    let scaled = |n: u64| {
         // Most pairs of symbols have no positions, and most tensors too few for a sample.
-        _ if n == 0 || sampled == total => n,
-        _ => (u128::from(n) * u128::from(total) / u128::from(sampled)) as u64,
+        if n == 0 || sampled == total {
+            return n;
+        }
+        (u128::from(n) * u128::from(total) / u128::from(sampled)) as u64
     };
     // The numbers of lines, and of positions in them, by symbol.
     let by_symbol = |list: &[u8], hits: &[u32]| {
