@@ -25,15 +25,13 @@ fn a_slow_link_needs_few_bytes_and_a_fast_one_no_codec() {
     let model = format!("{} --workers 16 --compute 100ms --parameters 100M", workers());
     let slow =
         planned(&dir, &format!("{model} --link 10Mbit --latency 10ms --exchange gather --exchange tree"));
-    // Which sparse codec is the fastest depends on measured times, and this machine has other work to do.
-    let plain = choice(&slow, "none");
-    let fastest = slow["choices"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .min_by(|a, b| number(&a["seconds"]).total_cmp(&number(&b["seconds"])));
-    let recommended = fastest.unwrap();
-    assert_eq!(slow["recommended"]["codec"], recommended["codec"], "{}", slow["recommended"]);
+    // Which sparse codecs are the fastest depends on measured times, and this machine has other work to do:
+    // of those that are nearly as fast as the fastest, the one of the smallest error is recommended.
+    let seconds = slow["choices"].as_array().unwrap().iter().map(|one| number(&one["seconds"]));
+    let fastest = seconds.fold(f64::INFINITY, f64::min);
+    let named = slow["recommended"]["codec"].as_str().unwrap();
+    let [plain, recommended] = ["none", named].map(|codec| choice(&slow, codec));
+    assert!(number(&recommended["seconds"]) <= 1.1 * fastest, "{recommended}: {fastest}");
     assert!(number(&recommended["sent"]) < number(&plain["sent"]) / 50.0, "{recommended} against {plain}");
     // Where values are added on the way, only 2 of them pass each link, whatever the number of workers.
     let any = planned(&dir, &format!("{model} --link 10Mbit --latency 10ms"));
