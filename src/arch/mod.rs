@@ -19,6 +19,7 @@ pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod ranges;
 pub(crate) mod rans;
+pub(crate) mod spare;
 pub(crate) mod storage;
 pub(crate) mod sums;
 pub(crate) mod threads;

@@ -1,6 +1,8 @@
 //! Large pages behind large buffers.
 
+use std::hint::black_box;
 use std::mem::MaybeUninit;
+use std::sync::Once;
 
 /// Bytes from which a buffer is large: a few large pages.
 #[cfg(target_os = "linux")]
@@ -64,6 +66,25 @@ pub(crate) fn reserve<T: Copy>(buffer: &mut Vec<T>, len: usize) -> bool {
         prefer_large(buffer);
     }
     makes
+}
+
+/// Lets the allocator keep freed memory for the next buffers, from the first call on.
+///
+/// glibc returns the top of its heap to the system at each free that leaves more than 128 KiB there, until a
+/// program frees a mapping of its own: then twice the bytes of that mapping may stay. A program whose buffers
+/// are all small never frees one, and takes new pages for each update, which costs several times as much as
+/// to decode it.
+pub(crate) fn keep_heap() {
+    /// Bytes of the mapping. It is not written to, so it takes no memory.
+    const MAPPING: usize = 8 << 20;
+    static ONCE: Once = Once::new();
+    if cfg!(all(target_os = "linux", target_env = "gnu")) {
+        ONCE.call_once(|| {
+            let mut mapping = Vec::<u8>::new();
+            let _ = mapping.try_reserve_exact(MAPPING);
+            drop(black_box(mapping));
+        });
+    }
 }
 
 /// Bytes from which a buffer has pages of its own: the most that glibc ever decides on.

@@ -25,6 +25,7 @@ impl Storage {
     /// for large pages of their own. Neighbours are written together and mostly dropped together: small ones
     /// share pages, unless they are few, whose memory the allocator keeps for those that come after them.
     pub(crate) fn zeros(lens: &[usize]) -> Vec<Self> {
+        pages::keep_heap();
         let own = |&len: &usize| pages::zeros(len).into();
         #[cfg(target_os = "linux")]
         {

@@ -7,13 +7,14 @@ use rayon::prelude::*;
 
 use super::File;
 use super::pieces::{Piece, batch_bytes};
-use crate::arch::{pages, threads};
+use crate::arch::spare::Spare;
+use crate::arch::threads;
 use crate::block::Target;
 use crate::digest::SumDigest;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, TensorInfo, UpdatePart};
 use crate::limits::in_memory;
-use crate::stream::{Spare, copy, span};
+use crate::stream::{copy, span};
 use crate::tensor::TensorView;
 
 /// A tensor that blocks of consecutive elements cover, each of this tensor only: dense blocks, or those of a
@@ -121,7 +122,7 @@ impl<'f, 'a> Large<'f, 'a> {
         let (range, blocks) = self.window();
         self.done = range.end;
         let len = in_memory(range.end - range.start);
-        let mut data = pages::of_len(spare.take(len).unwrap_or_default(), len);
+        let mut data = spare.bytes(len);
         if let Some(delta) = &self.delta {
             copy(&delta.base[in_memory(range.start)..in_memory(range.end)], &mut data);
         }

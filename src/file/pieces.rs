@@ -6,11 +6,12 @@ use std::ops::{Range, RangeInclusive};
 use super::File;
 use super::large::Large;
 use super::open::Listed;
+use crate::arch::spare::Spare;
 use crate::digest::{SumDigest, TensorDigests};
 use crate::error::Result;
 use crate::frame::{Delta, Manifest, TensorInfo, run_digest, tensor_digest};
 use crate::limits::in_memory;
-use crate::stream::{Assembler, Spare};
+use crate::stream::Assembler;
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Bytes of tensors that are decoded at a time, for each thread. The unit tests decode few, to cut more.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::arch::pages;
+use crate::arch::spare::Spare;
 use crate::arch::storage::Storage;
 use crate::block::{Block, RawBlock, Scope, Sets, Support, Target, ValuesId};
 use crate::digest::{SumChange, SumDigest, TensorDigests};
@@ -15,7 +16,7 @@ use crate::frame::{
 };
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
 use crate::stream::bases::{Base, ListedRuns, base_of, check_hashes, check_sums};
-use crate::stream::buffers::{Buffer, Spare, copy, places, span};
+use crate::stream::buffers::{Buffer, copy, places, span};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Assembles the parts of one update into dense tensors.

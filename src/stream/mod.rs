@@ -14,7 +14,7 @@ mod writer;
 
 pub use crate::bits::Output;
 pub use assembler::Assembler;
-pub(crate) use buffers::{Spare, copy, span};
+pub(crate) use buffers::{copy, span};
 pub use decoder::Decoder;
 pub use encoder::{EncodeOptions, Encoder, Parts};
 pub use parser::{Body, Event, FrameInfo};
