@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::sum::{Spare, Sum};
+use super::sum::Sum;
 use super::total::Total;
-use super::windows::{Window, Windows};
+use super::windows::{BATCH, Window, Windows};
+use crate::arch::spare::Spare;
 use crate::block::{Block, PendingBlock, Scope, Support};
 #[cfg(doc)]
 use crate::error::InputErrorKind;
@@ -98,6 +99,14 @@ impl SumPiece {
     }
 }
 
+/// Returns the most bytes of memory that pieces keep for the next ones: the sum of a window and an update,
+/// of at most [`BLOCK_LEN`] elements each.
+fn most(manifest: &Manifest) -> u64 {
+    let longest = manifest.tensors().iter().map(|info| info.bytes()).max().unwrap_or(0);
+    let window = longest.min(4 * BLOCK_LEN);
+    2 * window.max(BATCH)
+}
+
 /// Cuts the sum of the elements from `first` on into pieces, each for one block.
 fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Cow<'_, Total>) -> Vec<SumPiece> {
     let (dtype, count) = (info.dtype, total.len());
@@ -117,8 +126,9 @@ fn cut(tensor: u64, info: &TensorInfo, first: u64, total: Cow<'_, Total>) -> Vec
 /// the order of the manifest. After an error it ends.
 ///
 /// # Memory
-/// The memory of [`Sum`], for 8 MiB of tensors, or for one larger tensor. A larger tensor is summed 4 Mi
-/// elements at a time if its updates are sparse, or cut at the same elements.
+/// The memory of [`Sum`], for 2 MiB of tensors, or for one larger tensor; and up to 32 MiB that are kept for
+/// the next ones. A larger tensor is summed 4 Mi elements at a time if its updates are sparse, or cut at the
+/// same elements.
 pub struct SumPieces<'a> {
     sum: Sum<'a>,
     header: UpdateHeader,
@@ -133,21 +143,18 @@ impl<'a> SumPieces<'a> {
     pub(super) fn new(sum: Sum<'a>, mean: bool) -> Result<Self> {
         let header = sum.header(mean)?;
         let divisor = mean.then(|| sum.total_weight());
-        let windows = Windows::new(&sum);
-        Ok(Self {
-            sum,
-            header,
-            divisor,
-            windows,
-            ready: VecDeque::new(),
-            sender: None,
-            spare: Spare::default(),
-        })
+        let (windows, spare) = (Windows::new(&sum), Spare::new(most(sum.manifest())));
+        Ok(Self { sum, header, divisor, windows, ready: VecDeque::new(), sender: None, spare })
     }
 
     /// Returns the header for an update that carries the result, as [`Reduced::header`].
     pub fn header(&self) -> &UpdateHeader {
         &self.header
+    }
+
+    /// Lends memory for later pieces, such as the elements of one that is no longer needed.
+    pub fn reuse(&mut self, memory: Vec<u8>) {
+        self.spare.give(memory);
     }
 
     /// Returns the sender whose update gave the error, if one did.

@@ -4,7 +4,6 @@ use rayon::prelude::*;
 
 use super::total;
 use super::windows::Window;
-use crate::arch::pages;
 use crate::block::values::{Content, to_number};
 use crate::block::{Block, RawBlock, Scope, Sets, Stored, ValuesId};
 use crate::error::Result;
@@ -186,12 +185,11 @@ impl<'a> Portion<'a> {
     }
 }
 
-/// Returns the sums of `len` elements as numbers of binary32: of all parts, added in their order, and divided
-/// by `divisor`, which is more than 0.
+/// Returns the sums of elements as numbers of binary32: of all parts, added in their order to `elements`,
+/// which are zeros, and divided by `divisor`, which is more than 0.
 ///
 /// Elements without a value stay zero: adding zero and dividing zero do not change them.
-pub(super) fn sum(len: usize, parts: &[Portion<'_>], divisor: Option<f64>) -> Vec<u8> {
-    let mut elements = pages::zeros(4 * len);
+pub(super) fn sum(mut elements: Vec<u8>, parts: &[Portion<'_>], divisor: Option<f64>) -> Vec<u8> {
     elements.par_chunks_mut(4 * WINDOW * WINDOWS).enumerate().for_each(|(i, windows)| {
         let mut rest: Vec<Portion<'_>> = parts.iter().map(|part| part.from(i * WINDOW * WINDOWS)).collect();
         let mut here = Vec::with_capacity(rest.len());
@@ -242,7 +240,7 @@ mod tests {
         let (all, some) = (entries(&all), entries(&some));
         let part = |entries, weight| Portion { entries, base: 0, weight };
         let parts = [part(&all[..], 1.0), part(&some[..], 10.0)];
-        let sums = sum(2 * SHARE as usize, &parts, Some(2.0));
+        let sums = sum(vec![0; 8 * SHARE as usize], &parts, Some(2.0));
         let sums = sums.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
         let found: Vec<(u64, f32)> = (0..).zip(sums).filter(|(_, x)| *x != 0.0).collect();
         let expected = [1.0, 2.0, 3.0 + 10.0, 4.0, 5.0 + 20.0, 6.0, 7.0 + 30.0].map(|x: f32| x / 2.0);

@@ -12,6 +12,7 @@ use super::scatter::{self, Entries};
 use super::total::Total;
 use super::windows::{Window, Windows};
 use crate::arch::pages;
+use crate::arch::spare::Spare;
 use crate::block::{Block, Scope, SetId, Sets, Support, Target, Values};
 #[cfg(doc)]
 use crate::error::InputErrorKind;
@@ -108,8 +109,8 @@ impl Held<'_> {
         }
     }
 
-    /// Returns the block, or its elements if it has all of a tensor or of a range. `memory` returns zeros of
-    /// a length.
+    /// Returns the block, or its elements if it has all of a tensor or of a range. `memory` returns so many
+    /// bytes, of any values.
     fn decode(&self, budget: &Budget, memory: impl FnOnce(usize) -> Vec<u8>) -> Result<Decoded<'_>> {
         match self {
             Self::Decoded(block) => Ok(Decoded::Block(Cow::Borrowed(block))),
@@ -126,29 +127,6 @@ impl Held<'_> {
                 let sparse = |entries| Decoded::Sparse(Cow::Owned(entries));
                 decode(part, *number, budget, sparse, |block| Decoded::Block(Cow::Owned(block)))
             }
-        }
-    }
-}
-
-/// Buffers of zeros that were used: new memory costs more than what is done with it.
-#[derive(Debug, Default)]
-pub(super) struct Spare(Vec<Vec<u8>>);
-
-impl Spare {
-    /// Returns a buffer of `len` zeros.
-    fn take(&mut self, len: usize) -> Vec<u8> {
-        let Some(mut zeros) = self.0.pop() else { return pages::zeros(len) };
-        if zeros.capacity() < len {
-            return pages::zeros(len);
-        }
-        zeros.resize(len, 0);
-        zeros
-    }
-
-    /// Lends a buffer of zeros.
-    fn give(&mut self, zeros: Vec<u8>) {
-        if !zeros.is_empty() {
-            self.0.push(zeros);
         }
     }
 }
@@ -402,7 +380,7 @@ impl<'a> Sum<'a> {
         let divisor = mean.then(|| self.total_weight());
         self.check_memory(&Window::all(&self.manifest), mean)?;
         // A few tensors at a time, so that the memory of decoded blocks is used again.
-        let (mut windows, mut spare, mut sums) = (Windows::whole(&self), Spare::default(), Vec::new());
+        let (mut windows, mut spare, mut sums) = (Windows::whole(&self), Spare::new(u64::MAX), Vec::new());
         while let Some(window) = windows.next(&self) {
             sums.extend(self.totals(&window, divisor, &mut spare).map_err(|(_, e)| e)?);
         }
@@ -470,7 +448,8 @@ impl<'a> Sum<'a> {
     ) -> Result<Vec<Total>, (Option<u64>, Error)> {
         let sparse = self.sparse(window, divisor);
         let first = window.tensors.start;
-        let mut sums = self.accumulators(window, divisor.is_some(), &sparse).map_err(|e| (None, e))?;
+        let sums = self.accumulators(window, divisor.is_some(), &sparse, spare);
+        let mut sums = sums.map_err(|e| (None, e))?;
         let mut scratch = vec![Vec::new(); sums.len()];
         let mut blocks = Vec::new();
         for (sender, contribution) in &self.waiting {
@@ -479,14 +458,14 @@ impl<'a> Sum<'a> {
                 let touched = self.expand(contribution, window, others, &mut scratch, spare)?;
                 for number in (0..touched.len()).filter(|&n| touched[n]) {
                     let dtype = self.manifest.tensors()[first + number].dtype;
-                    sums[number].add(dtype, &mut scratch[number], contribution.weight)?;
+                    sums[number].add(dtype, &scratch[number], contribution.weight)?;
+                    spare.give(mem::take(&mut scratch[number]));
                 }
                 blocks.push((contribution.weight, by_position));
                 Ok(())
             };
             add().map_err(|e: Error| (Some(*sender), e.of_sender(*sender)))?;
         }
-        scratch.into_iter().for_each(|zeros| spare.give(zeros));
         let mut parts = vec![Vec::new(); sums.len()];
         for (weight, entries) in
             blocks.iter().flat_map(|(weight, blocks)| blocks.iter().map(|b| (*weight, b)))
@@ -497,7 +476,7 @@ impl<'a> Sum<'a> {
             match divisor {
                 _ if sparse[number] => {
                     let elements = in_memory(window.elements(&self.manifest, first + number));
-                    *sum = Total::Elements(scatter::sum(elements, &parts[number], divisor));
+                    *sum = Total::Elements(scatter::sum(spare.zeros(4 * elements), &parts[number], divisor));
                 }
                 Some(divisor) => sum.divide(divisor),
                 None => {}
@@ -515,7 +494,7 @@ impl<'a> Sum<'a> {
         spare: &mut Spare,
     ) -> Result<(Vec<Cow<'c, Entries>>, Vec<Decoded<'c>>)> {
         let spare = Mutex::new(spare);
-        let memory = |len| spare.lock().map_or_else(|_| pages::zeros(len), |mut spare| spare.take(len));
+        let memory = |len| spare.lock().map_or_else(|_| pages::zeros(len), |mut spare| spare.bytes(len));
         let decode = |&number: &usize, budget: &Budget| contribution.blocks[number].decode(budget, memory);
         let decoded = Budget::new(&self.options.limits).decode_each(&contribution.numbers(window), decode);
         let (mut by_position, mut others) = (Vec::new(), Vec::new());
@@ -595,16 +574,22 @@ impl<'a> Sum<'a> {
     }
 
     /// Returns the zeros of a window; none for the `sparse` tensors.
-    fn accumulators(&self, window: &Window, mean: bool, sparse: &[bool]) -> Result<Vec<Total>> {
+    fn accumulators(
+        &self,
+        window: &Window,
+        mean: bool,
+        sparse: &[bool],
+        spare: &mut Spare,
+    ) -> Result<Vec<Total>> {
         self.check_memory(window, mean)?;
         let zeros = window.tensors.clone().zip(sparse).map(|(number, is_sparse)| {
             let elements = if *is_sparse { 0 } else { in_memory(window.elements(&self.manifest, number)) };
-            Total::zeros(self.manifest.tensors()[number].dtype, self.options.precision, elements)
+            Total::zeros(self.manifest.tensors()[number].dtype, self.options.precision, elements, spare)
         });
         Ok(zeros.collect())
     }
 
-    /// Expands blocks into `scratch`, of zeros or empty, as a reader would. Returns which tensors they touch.
+    /// Expands blocks into `scratch`, which is empty, as a reader would. Returns which tensors they touch.
     fn expand(
         &self,
         contribution: &Contribution<'_>,
@@ -628,20 +613,19 @@ impl<'a> Sum<'a> {
             let all = |tensor| bytes(window.elements(&self.manifest, first + tensor));
             let take = |expanded: &mut Vec<u8>, tensor, spare: &mut Spare| {
                 if expanded.is_empty() {
-                    *expanded = spare.take(all(tensor));
+                    *expanded = spare.zeros(all(tensor));
                 }
             };
             match decoded {
-                Decoded::Elements(_, mut elements) => {
+                Decoded::Elements(_, elements) => {
                     let expanded = &mut scratch[tensors.start];
                     if is_first && elements.len() == all(tensors.start) {
-                        mem::swap(expanded, &mut elements);
+                        *expanded = elements;
                     } else {
                         take(expanded, tensors.start, spare);
                         expanded[bytes(start)..][..elements.len()].copy_from_slice(&elements);
-                        elements.fill(0);
+                        spare.give(elements);
                     }
-                    spare.give(elements);
                 }
                 Decoded::Sparse(entries) => {
                     for tensor in tensors.clone() {

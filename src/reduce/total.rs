@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use super::linear::{Linear, quiet};
 use super::sum::Precision;
-use crate::arch::{self, Kernel, pages};
+use crate::arch::spare::Spare;
+use crate::arch::{self, Kernel};
 use crate::block::values::to_number;
 use crate::block::{Floats, Stored, Values};
 use crate::error::{Error, Result};
@@ -47,18 +48,18 @@ impl Total {
         }
     }
 
-    /// Returns `count` zeros.
-    pub(super) fn zeros(dtype: Dtype, precision: Precision, count: usize) -> Self {
+    /// Returns `count` zeros, in the memory of `spare` if they are kept as elements.
+    pub(super) fn zeros(dtype: Dtype, precision: Precision, count: usize, spare: &mut Spare) -> Self {
         match (dtype, precision) {
-            (Dtype::F32, Precision::F32) => Self::Elements(pages::zeros(4 * count)),
+            (Dtype::F32, Precision::F32) => Self::Elements(spare.zeros(4 * count)),
             _ if !dtype.is_float() => Self::Numbers(Linear::Int(vec![0; count])),
             (Dtype::F64, _) | (_, Precision::F64) => Self::Numbers(Linear::F64(vec![0.0; count])),
             _ => Self::Numbers(Linear::F32(vec![0.0; count])),
         }
     }
 
-    /// Adds `weight` times the elements of `update`, which become zero.
-    pub(super) fn add(&mut self, dtype: Dtype, update: &mut [u8], weight: f64) -> Result<()> {
+    /// Adds `weight` times the elements of `update`.
+    pub(super) fn add(&mut self, dtype: Dtype, update: &[u8], weight: f64) -> Result<()> {
         match self {
             Self::Elements(sum) => add_elements(sum, update, weight),
             Self::Numbers(sum) => {
@@ -68,7 +69,6 @@ impl Total {
                     let count = STEP.min(sum.len() - at);
                     sum.accumulate(at, Linear::of_elements(dtype, part, count)?, weight);
                 }
-                update.fill(0);
             }
         }
         Ok(())
@@ -116,16 +116,16 @@ impl Total {
     }
 }
 
-/// Adds `weight` times the f32 elements of `update`, which become zero.
-fn add_elements(sum: &mut [u8], update: &mut [u8], weight: f64) {
+/// Adds `weight` times the f32 elements of `update`.
+fn add_elements(sum: &mut [u8], update: &[u8], weight: f64) {
     sum.par_chunks_mut(4 * STEP)
-        .zip(update.par_chunks_mut(4 * STEP))
+        .zip(update.par_chunks(4 * STEP))
         .for_each(|(sum, update)| arch::run(Add { sum, update, weight }));
 }
 
 struct Add<'a> {
     sum: &'a mut [u8],
-    update: &'a mut [u8],
+    update: &'a [u8],
     weight: f64,
 }
 
@@ -135,8 +135,8 @@ impl Kernel for Add<'_> {
     #[inline(always)]
     fn call(self) {
         let Self { sum, update, weight } = self;
-        let pairs = sum.as_chunks_mut::<4>().0.iter_mut().zip(update.as_chunks_mut::<4>().0);
-        let number = |bytes: &mut [u8; 4]| f32::from_le_bytes(std::mem::take(bytes));
+        let pairs = sum.as_chunks_mut::<4>().0.iter_mut().zip(update.as_chunks::<4>().0);
+        let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
         let add = |a: &mut [u8; 4], b: f32| {
             *a = to_number(f64::from(f32::from_le_bytes(*a) + b)).to_le_bytes();
         };

@@ -7,9 +7,10 @@ use super::sum::Sum;
 use crate::frame::Manifest;
 use crate::limits::in_memory;
 
-/// Bytes of tensors that are summed at a time; their accumulators may have more. The unit tests and fuzz
-/// targets sum few, to cut more.
-const BATCH: u64 = if cfg!(any(test, fuzzing)) { 5000 } else { 8 << 20 };
+/// Bytes of tensors that are summed at a time; their accumulators may have more. With the update that is
+/// added, they fit a cache. The same for any number of threads: limits bound the blocks of a window together.
+/// The unit tests and fuzz targets sum few, to cut more.
+pub(super) const BATCH: u64 = if cfg!(any(test, fuzzing)) { 5000 } else { 2 << 20 };
 
 /// Tensors that are summed at a time, or a part of one.
 #[derive(Debug, Clone, PartialEq)]

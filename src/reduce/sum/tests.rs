@@ -137,17 +137,6 @@ fn the_memory_of_a_sum_and_of_its_pieces_is_limited() {
 }
 
 #[test]
-fn lent_memory_has_zeros_at_any_length() {
-    let mut spare = Spare::default();
-    for (room, len) in [(0, 9), (20, 5), (20, 20), (5, 20)] {
-        let mut lent = vec![0; room];
-        lent.truncate(5);
-        spare.give(lent);
-        assert_eq!(spare.take(len), vec![0; len], "{room} {len}");
-    }
-}
-
-#[test]
 fn memory_of_a_replaced_tensor_is_zero_for_the_next() {
     let manifest = manifest(&[Dtype::F32, Dtype::Bf16]);
     let added = |tensor| Block { add: true, ..sparse(Scope::Tensor(tensor)) };
@@ -515,7 +504,7 @@ fn blocks_that_several_windows_cut_are_decoded_once_and_given_back() {
     let manifest = Arc::clone(&update_parts(&streams[0])[0].manifest);
     let mut sum = Sum::new(&manifest, SumOptions::default());
     streams.iter().flat_map(|stream| update_parts(stream)).for_each(|p| sum.add_later(p, 1.0).unwrap());
-    let (mut windows, mut spare, mut held) = (Windows::new(&sum), Spare::default(), Vec::new());
+    let (mut windows, mut spare, mut held) = (Windows::new(&sum), Spare::new(0), Vec::new());
     while let Some(window) = windows.next(&sum) {
         sum.totals(&window, None, &mut spare).unwrap();
         let entries = sum.waiting[&1].blocks.iter().map(Held::bytes).sum::<u64>();

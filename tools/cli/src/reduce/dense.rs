@@ -90,6 +90,7 @@ impl<'a> Dense<'a> {
             let bytes = piece.and_then(|piece| piece.into_elements()).map_err(|e| self.explained(e))?;
             let info = usize::try_from(number).ok().and_then(|number| manifest.tensors().get(number));
             info.map_or(Ok(()), |info| take(info, &bytes))?;
+            self.pieces.reuse(bytes);
         }
         Ok(())
     }
