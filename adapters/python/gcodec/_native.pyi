@@ -12,6 +12,7 @@ __all__ = [
     "Encoder",
     "Feedback",
     "File",
+    "Layout",
     "Lent",
     "Lgc",
     "Replica",
@@ -137,10 +138,11 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-_Update = tuple[_Given, list[str], Any, Any, _Given, Feedback | None, Dgc | None, bool]
-"""Tensors (those on devices as `Lent`), codecs (one for each tensor or one for all), `UpdateHeader`,
-`EncodeSettings`, bases of deltas, sender state, and whether a `Feedback` holds residuals or only lends its
-device memory."""
+type _Flat = tuple[Layout, Any]
+_Update = tuple[_Given | _Flat, list[str], Any, Any, _Given, Feedback | None, Dgc | None, bool]
+"""Tensors (those on devices as `Lent`, or those of one flat buffer), codecs (one for each tensor or one for
+all), `UpdateHeader`, `EncodeSettings`, bases of deltas, sender state, and whether a `Feedback` holds
+residuals or only lends its device memory."""
 
 @final
 class Encoded:
@@ -297,6 +299,21 @@ class Lgc:
     def abort(self) -> None: ...
     def save(self) -> _Tensors: ...
     def load(self, tensors: _Given) -> None: ...
+
+@final
+class Layout:
+    """Names, shapes, strides (in elements) and first elements of the tensors in a flat buffer on the host."""
+
+    def __new__(cls, places: list[tuple[str, tuple[int, ...], tuple[int, ...], int]]) -> Layout: ...
+    def mean(self, flat: Any, streams: list[Any], limits: _Limits) -> bool:
+        """Replaces the elements of a buffer by the mean of the last updates of whole streams. Returns whether
+        it is finite. After an error the elements are arbitrary.
+
+        Raises:
+            FormatError, UnsupportedError, LimitError, InputError: as `gcodec.reduce`; or the updates have
+                other tensors than the buffer, or it is too short.
+            BufferError: the buffer cannot be written to.
+        """
 
 @final
 class Lent:

@@ -12,6 +12,7 @@ mod encode;
 mod errors;
 mod feedback;
 mod file;
+mod flat;
 mod inspect;
 mod lgc;
 mod limits;
@@ -53,6 +54,8 @@ mod _native {
     use crate::feedback::{Dgc, Feedback};
     #[pymodule_export]
     use crate::file::File;
+    #[pymodule_export]
+    use crate::flat::Layout;
     #[pymodule_export]
     use crate::inspect::{inspect, stats};
     #[pymodule_export]

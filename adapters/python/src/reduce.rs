@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use gcodec::file::File;
-use gcodec::frame::{FrameHeader, FrameKind, UpdateHeader, UpdatePart};
-use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
+use gcodec::frame::{FrameHeader, FrameKind, Manifest, UpdateHeader, UpdatePart};
+use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN, element};
 use gcodec::reduce::{Precision, Sum, SumOptions};
-use gcodec::{Limits, TensorBuf};
+use gcodec::{Dtype, Limits, TensorBuf};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -15,6 +15,9 @@ use crate::feedback::given_out;
 use crate::limits::PyLimits;
 use crate::tensor::Tensor;
 use crate::{errors, threads};
+
+/// Elements that are looked at together.
+const RUN: usize = 1024;
 
 /// The attributes of `_Settings` in `gcodec/reduction.py`.
 #[derive(FromPyObject)]
@@ -28,7 +31,7 @@ type Tensors = Vec<(String, Tensor)>;
 type Summed = (UpdateHeader, Vec<(String, TensorBuf)>);
 
 /// The number of the stream with an error, or `None` for an error of all together, and the error.
-type Fault = (Option<usize>, gcodec::Error);
+pub(crate) type Fault = (Option<usize>, gcodec::Error);
 
 /// Sums the last updates of whole streams. Returns the fields of the header, and the tensors by name.
 #[pyfunction]
@@ -58,12 +61,30 @@ fn sum(
     limits: &Limits,
 ) -> Result<Option<Summed>, Fault> {
     let precision = if settings.f64 { Precision::F64 } else { Precision::F32 };
+    let Some((sum, manifest)) = gathered(streams, weights, precision, settings.by_input, limits)? else {
+        return Ok(None);
+    };
+    let reduced = sum.finish(settings.mean).map_err(|e| broken(streams, limits).unwrap_or((None, e)))?;
+    let header = reduced.header.clone();
+    let tensors = reduced.into_tensors().map_err(|e| (None, e))?;
+    let names = manifest.tensors().iter().map(|t| t.name.clone());
+    Ok(Some((header, names.zip(tensors).collect())))
+}
+
+/// Returns the last updates of streams, to be summed, and their manifest; `None` without streams.
+pub(crate) fn gathered<'s>(
+    streams: &[&'s [u8]],
+    weights: &[f64],
+    precision: Precision,
+    by_input: bool,
+    limits: &Limits,
+) -> Result<Option<(Sum<'s>, Arc<Manifest>)>, Fault> {
     let options = SumOptions::default().with_precision(precision).with_limits(limits.clone());
     let mut sum = None;
     for (number, (bytes, &weight)) in streams.iter().zip(weights).enumerate() {
         let of_stream = |e| (Some(number), e);
         for mut part in last_update(bytes, limits).map_err(of_stream)? {
-            if settings.by_input {
+            if by_input {
                 part.header.sender = number as u64;
             }
             let manifest = Arc::clone(&part.manifest);
@@ -71,12 +92,29 @@ fn sum(
             sum.add_later(part, weight).map_err(of_stream)?;
         }
     }
-    let Some((sum, manifest)) = sum else { return Ok(None) };
-    let reduced = sum.finish(settings.mean).map_err(|e| broken(streams, limits).unwrap_or((None, e)))?;
-    let header = reduced.header.clone();
-    let tensors = reduced.into_tensors().map_err(|e| (None, e))?;
-    let names = manifest.tensors().iter().map(|t| t.name.clone());
-    Ok(Some((header, names.zip(tensors).collect())))
+    Ok(sum)
+}
+
+/// Whether all of these elements are finite. Integers are.
+pub(crate) fn is_finite(dtype: Dtype, elements: &[u8]) -> bool {
+    let count = elements.len() as u64 * 8 / u64::from(dtype.bits());
+    let (mut narrow, mut wide) = ([0f32; RUN], [0f64; RUN]);
+    !dtype.is_float()
+        || (0..count).step_by(RUN).all(|start| {
+            let len = RUN.min((count - start) as usize);
+            let (narrow, wide) = (&mut narrow[..len], &mut wide[..len]);
+            match dtype {
+                // Larger than the largest f32 is still finite.
+                Dtype::F64 => {
+                    element::decode_f64s(dtype, elements, start, wide).is_ok()
+                        && wide.iter().fold(true, |finite, x| finite & x.is_finite())
+                }
+                _ => {
+                    element::decode_f32s(dtype, elements, start, narrow).is_ok()
+                        && narrow.iter().fold(true, |finite, x| finite & x.is_finite())
+                }
+            }
+        })
 }
 
 fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Vec<UpdatePart<'a>>, gcodec::Error> {
@@ -85,7 +123,7 @@ fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Vec<UpdatePart<'a
 }
 
 /// Returns the first stream whose update cannot be decoded, with the error.
-fn broken(streams: &[&[u8]], limits: &Limits) -> Option<Fault> {
+pub(crate) fn broken(streams: &[&[u8]], limits: &Limits) -> Option<Fault> {
     let decode =
         |bytes: &&[u8]| last_update(bytes, limits)?.iter().try_for_each(|part| part.decode_all().map(|_| ()));
     streams.iter().enumerate().find_map(|(number, bytes)| Some((Some(number), decode(bytes).err()?)))

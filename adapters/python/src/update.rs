@@ -17,6 +17,7 @@ use crate::digests::Digests;
 use crate::encode::parse;
 use crate::errors::{self, Failure};
 use crate::feedback::{Dgc, Feedback, Residuals};
+use crate::flat::Layout;
 use crate::named::{Given, Named, borrow, views};
 use crate::reserved::Reserved;
 
@@ -29,11 +30,19 @@ pub(crate) enum Memory<'a> {
     Dgc(&'a mut gcodec::compress::senders::Dgc),
 }
 
+/// The tensors of an update: each for itself, or those of one flat buffer.
+#[derive(FromPyObject)]
+pub(crate) enum Tensors<'py> {
+    #[pyo3(transparent)]
+    Each(Given<'py>),
+    Flat(PyRef<'py, Layout>, Bound<'py, PyAny>),
+}
+
 /// An update as Python gives it: tensors (those on devices as [`Lent`]), codecs (one for each tensor or one
 /// for all), header, settings, bases of deltas, sender state, and whether a [`Feedback`] holds residuals or
 /// only lends its device memory.
 pub(crate) type Arguments<'py> = (
-    Given<'py>,
+    Tensors<'py>,
     Vec<String>,
     Header,
     EncodeSettings,
@@ -78,16 +87,27 @@ pub(crate) struct Contents {
 impl<'py> Prepared<'py> {
     pub(crate) fn new(py: Python<'py>, arguments: Arguments<'py>) -> PyResult<Self> {
         let (given, codecs, header, settings, base, feedback, dgc, remember) = arguments;
-        let (mut tensors, mut numbers, mut lent) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, (name, object, dtype)) in (0u64..).zip(given) {
-            match object.cast::<Lent>() {
-                Ok(found) => lent.push((number, name, found.clone().unbind())),
-                Err(_) => {
-                    tensors.push((name, object, dtype));
-                    numbers.push(number);
-                }
+        let (mut numbers, mut lent) = (Vec::new(), Vec::new());
+        let tensors = match given {
+            Tensors::Flat(layout, flat) => {
+                let tensors = layout.borrow(&flat)?;
+                numbers.extend(0..tensors.len() as u64);
+                tensors
             }
-        }
+            Tensors::Each(given) => {
+                let mut on_host = Vec::new();
+                for (number, (name, object, dtype)) in (0u64..).zip(given) {
+                    match object.cast::<Lent>() {
+                        Ok(found) => lent.push((number, name, found.clone().unbind())),
+                        Err(_) => {
+                            on_host.push((name, object, dtype));
+                            numbers.push(number);
+                        }
+                    }
+                }
+                borrow(on_host)?
+            }
+        };
         let (mut bases, mut lent_bases) = (Vec::new(), HashMap::new());
         for (name, object, dtype) in base {
             match object.cast::<Lent>() {
@@ -100,7 +120,7 @@ impl<'py> Prepared<'py> {
             codecs: codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?,
             header: header.get(py)?,
             options: Options::default().with_block_len(settings.block_len).with_non_finite(non_finite),
-            tensors: borrow(tensors)?,
+            tensors,
             numbers,
             lent,
             base: borrow(bases)?,

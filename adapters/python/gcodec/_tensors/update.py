@@ -56,20 +56,17 @@ def native_update(
     provisional: bool = False,
     shards: Mapping[str, Place] | None = None,
     digests: _native.Digests | None = None,
+    flat: _native._Flat | None = None,
 ) -> _native._Update:
     """Returns an update as the native module's encoder takes it.
 
     where: the entry point, for messages. on: the stream and the device memory to work in. held, provisional,
-    shards, digests: see `EncodeSettings`.
+    shards, digests: see `EncodeSettings`. flat: the buffer that has the tensors of a flat dict, all of them
+    in its order, without bases.
     """
     if options.non_finite == "propagate":
         raise InputError(f"{where} has no other processes to tell: non_finite is reject or zero")
-    tensors = ordered(named_tensors(tree), options.order)
-    for name, x in tensors.items():
-        check_taken(name, x)
-    places = {**places_of(tensors), **(shards or {})}
-    tensors = {name: naming(name, local, x) for name, x in tensors.items()}
-    places |= chosen_places(options.shards or {}, tensors)
+    tensors, places = (tree, {}) if flat is not None else _placed(tree, options, shards or {})
     chosen, native_feedback, native_dgc = split(codec, callers_feedback(where, options.feedback))
     default = spec_of(chosen)
     specs, label = [default], default
@@ -83,8 +80,10 @@ def native_update(
     if not header.label:
         header = replace(header, label=label)
     settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional, places, digests)
-    bases = named_tensors(options.base)
     remember = native_feedback is not None
+    if flat is not None:
+        return flat, specs, header, settings, [], native_feedback, native_dgc, remember
+    bases = named_tensors(options.base)
     # Sender state of deltas, and that of Deep Gradient Compression, is on the host only.
     changes = None if native_dgc is not None or remember or places else place_changes(tensors, bases, specs)
     if changes is not None:
@@ -94,6 +93,16 @@ def native_update(
     if on is not None and native_feedback is None:
         native_feedback = on.memory
     return placed, specs, header, settings, given(bases), native_feedback, native_dgc, remember
+
+
+def _placed(tree: Any, options: Chosen, shards: Mapping[str, Place]) -> tuple[dict[str, Any], dict[str, Place]]:
+    """Returns the tensors of a tree in their order, and the places of those that are parts of larger ones."""
+    tensors = ordered(named_tensors(tree), options.order)
+    for name, x in tensors.items():
+        check_taken(name, x)
+    places = {**places_of(tensors), **shards}
+    tensors = {name: naming(name, local, x) for name, x in tensors.items()}
+    return tensors, places | chosen_places(options.shards or {}, tensors)
 
 
 def chosen_places(shards: Mapping[str, Shard], tensors: Mapping[str, Any]) -> dict[str, Place]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -139,7 +140,7 @@ def average(
         silent: whether this rank sends nothing. It also sends no gradient that is zero everywhere.
     """
 
-    def exchanged() -> dict[str, torch.Tensor]:
+    with nan_unless_exchanged(gradients):
         every = gradients
         if parameters is not None:
             every = _completed(exchange, gradients, parameters, device, assign)
@@ -149,9 +150,9 @@ def average(
                 held = unused(every)
             except Exception as e:
                 failed = failed or e
-        return exchange.mean(dict(every), device=device, held=held, scale=scale, error=failed, provisional=provisional)
-
-    replace_by(gradients, exchanged)
+        means = exchange.mean(dict(every), device=device, held=held, scale=scale, error=failed, provisional=provisional)
+        for name, gradient in gradients.items():
+            gradient.copy_(means[name])
 
 
 def _completed(
@@ -177,19 +178,17 @@ def _completed(
     return every
 
 
-def replace_by(gradients: Mapping[str, torch.Tensor], exchanged: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-    """Replaces gradients by the means that a function returns, or by NaN if it raises. Only NotFinite ends
+@contextmanager
+def nan_unless_exchanged(gradients: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Within it, gradients are replaced by their means. If that fails, they become NaN. Only NotFinite ends
     here."""
     try:
-        means = exchanged()
+        yield
     except BaseException as e:
         for gradient in gradients.values():
             gradient.fill_(complex("nan+nanj") if gradient.is_complex() else float("nan"))
-        if isinstance(e, NotFinite):
-            return
-        raise
-    for name, gradient in gradients.items():
-        gradient.copy_(means[name])
+        if not isinstance(e, NotFinite):
+            raise
 
 
 def gradients_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

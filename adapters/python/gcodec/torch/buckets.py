@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import is_
 
 import torch
 import torch.distributed as dist
 
+from gcodec import _native
 from gcodec.errors import InputError
 from gcodec.torch.pairs import reals
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The gradients of a bucket."""
+
+    parameters: list[torch.nn.Parameter]
+    """The parameters in the order of the bucket."""
+    strides: list[tuple[int, ...]]
+    """The strides of the parameters."""
+    flat: torch.Tensor
+    """The bucket's buffer."""
+    gradients: dict[str, torch.Tensor]
+    """The gradients by name, in the order of the model, in the memory of the buffer."""
+    layout: _native.Layout | None
+    """Where the gradients are in the buffer, if that is on the host and has no complex numbers."""
+    new: dict[str, torch.nn.Parameter]
+    """Parameters whose gradients were not compared with their places yet, by name."""
+
+    def are_of(self, parameters: list[torch.nn.Parameter], flat: torch.Tensor) -> bool:
+        """Whether a bucket has these gradients, as it mostly has in the step before."""
+        return (
+            (flat.data_ptr(), flat.dtype, len(flat)) == (self.flat.data_ptr(), self.flat.dtype, len(self.flat))
+            and len(parameters) == len(self.parameters)
+            and all(map(is_, parameters, self.parameters))
+            and self.strides == [parameter.stride() for parameter in parameters]
+        )
+
+    def lent(self) -> _native._Flat | None:
+        """Returns the gradients as the native module borrows them."""
+        return None if self.layout is None else (self.layout, self.flat)
 
 
 class Buckets:
@@ -16,43 +51,60 @@ class Buckets:
 
     `GradBucket.gradients()` gives other views: row-major ones of the memory of parameters that are not, and
     half of a bucket of complex parameters, whose buffer has pairs of real numbers.
+
+    order: number and name of each parameter in the model, by `id`.
     """
 
-    def __init__(self) -> None:
-        # The strides of parameters whose gradients were compared with their places in a bucket.
-        self._compared: dict[int, tuple[int, ...]] = {}
+    def __init__(self, order: Mapping[int, tuple[int, str]]) -> None:
+        self._order = order
+        self._known: dict[int, Contents] = {}
 
-    def gradients(self, bucket: dist.GradBucket) -> list[torch.Tensor]:
-        """Returns the gradients of a bucket in the order of its parameters, in the memory of its buffer."""
-        flat, out, at = bucket.buffer().view(-1), [], 0
-        parameters = bucket.parameters()
-        if parameters[0].is_complex() and not flat.is_complex():
-            flat = torch.view_as_complex(flat.view(-1, 2))
-        # Buckets hold parameters of one type.
-        for parameter in parameters:
-            strides = strides_in_bucket(parameter.shape, parameter.stride())
-            out.append(flat.as_strided(parameter.shape, strides, flat.storage_offset() + at))
-            at += parameter.numel()
-        return out
-
-    def check(self, name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-        """Compares a gradient in a bucket with the parameter's own, when its strides are new here.
+    def contents(self, bucket: dist.GradBucket) -> Contents:
+        """Returns the gradients of a bucket.
 
         Raises:
-            InputError: the bucket was made for other strides: it has the same elements in another order.
+            InputError: a bucket was made for other strides than a parameter has: it has the same elements in
+                another order.
         """
-        strides = parameter.stride()
-        if self._compared.get(id(parameter)) == strides:
-            return
-        own = parameter.grad
-        if own is None or own.dtype != gradient.dtype or own.layout is not torch.strided:
-            return
-        if not _same(own, gradient) and _same(_sorted(own), _sorted(gradient)):
-            raise InputError(
-                f"the memory format of {name!r} was changed after DistributedDataParallel was made, and its bucket has another: "
-                "change the format first, or make DistributedDataParallel and its hook again"
-            )
-        self._compared[id(parameter)] = strides
+        parameters, flat = bucket.parameters(), bucket.buffer().view(-1)
+        known = self._known.get(bucket.index())
+        if known is None or not known.are_of(parameters, flat):
+            known = self._known[bucket.index()] = _contents(parameters, flat, self._order)
+        for name in [name for name, parameter in known.new.items() if _is_compared(name, parameter, known.gradients[name])]:
+            del known.new[name]
+        return known
+
+
+def _contents(parameters: list[torch.nn.Parameter], flat: torch.Tensor, order: Mapping[int, tuple[int, str]]) -> Contents:
+    numbers, at = flat, 0
+    # Buckets hold parameters of one type.
+    if parameters[0].is_complex() and not flat.is_complex():
+        numbers = torch.view_as_complex(flat.view(-1, 2))
+    views, places = {}, {}
+    for parameter in parameters:
+        name, shape = order[id(parameter)][1], tuple(parameter.shape)
+        strides = strides_in_bucket(shape, parameter.stride())
+        views[name] = numbers.as_strided(shape, strides, numbers.storage_offset() + at)
+        places[name] = (name, shape, strides, at)
+        at += parameter.numel()
+    named = {order[id(parameter)][1]: parameter for parameter in sorted(parameters, key=lambda one: order[id(one)])}
+    on_host = flat.device.type == "cpu" and numbers is flat and not flat.is_complex()
+    layout = _native.Layout([places[name] for name in named]) if on_host else None
+    strides_of_all = [parameter.stride() for parameter in parameters]
+    return Contents(parameters, strides_of_all, flat, {name: views[name] for name in named}, layout, named)
+
+
+def _is_compared(name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
+    """Compares a gradient in a bucket with the parameter's own, if it has one."""
+    own = parameter.grad
+    if own is None or own.dtype != gradient.dtype or own.layout is not torch.strided:
+        return False
+    if not _same(own, gradient) and _same(_sorted(own), _sorted(gradient)):
+        raise InputError(
+            f"the memory format of {name!r} was changed after DistributedDataParallel was made, and its bucket has another: "
+            "change the format first, or make DistributedDataParallel and its hook again"
+        )
+    return True
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gcodec import _native
+
 
 @dataclass(frozen=True)
 class Contribution:
@@ -23,3 +25,5 @@ class Contribution:
     """The reason why this rank has no tensors; all ranks raise."""
     inner_steps: int = 0
     """Local steps that the tensors cover."""
+    flat: _native._Flat | None = None
+    """The buffer on the host that has the tensors, all of them in their order."""

@@ -13,9 +13,9 @@ from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
-from gcodec.torch.average import average, replace_by, sparse, unused
+from gcodec.torch.average import average, nan_unless_exchanged, sparse, unused
 from gcodec.torch.backward import raise_after_backward
-from gcodec.torch.buckets import Buckets
+from gcodec.torch.buckets import Buckets, Contents
 from gcodec.torch.exchange import USED, Exchange, Started
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.members import Members
@@ -110,7 +110,7 @@ class State:
         self._watch(state["members"])
 
     def _watch(self, members: Members) -> None:
-        self._members, self._buckets = members, Buckets()
+        self._members = members
         self._number()
         self._forget()
 
@@ -123,6 +123,7 @@ class State:
     def _number(self) -> None:
         known = self._members.known
         self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(known.items())}
+        self._buckets = Buckets(self._order)
 
     def _forget(self) -> None:
         """Begins a step."""
@@ -142,9 +143,11 @@ class State:
         error: Exception | None = None
         gradients: dict[str, torch.Tensor] = {}
         held: list[str] = []
+        lent = None
         try:
-            gradients = self._collected(bucket, buffer)
-            held = unused(gradients, buffer.view(-1)) if self._divides else []
+            contents = self._contents(bucket, buffer)
+            gradients, lent = contents.gradients, contents.lent()
+            held = unused(gradients, contents.flat) if self._divides else []
         except Exception as e:
             # The other ranks wait for this one.
             error = e
@@ -153,7 +156,9 @@ class State:
         if self._divides and self._failed is None:
             try:
                 which = (bucket.index(), sum(parameter.numel() for parameter in bucket.parameters()))
-                started = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
+                started = self._exchange.start(
+                    which, gradients, device=buffer.device, held=held, scale=self._scale, error=error, flat=lent
+                )
                 self._parts.append(started)
             except BaseException as e:
                 # All ranks raise here, and start none of the other parts.
@@ -179,7 +184,7 @@ class State:
         self._scale = scale_of(self.scaler)
         self._exchange.is_scaled = is_scaled(self.scaler)
 
-    def _collected(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _contents(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Contents:
         """Returns the gradients of a bucket by name, in the order of the model."""
         parameters = bucket.parameters()
         if any(id(parameter) not in self._order for parameter in parameters):
@@ -192,24 +197,20 @@ class State:
             )
         if buffer.layout is not torch.strided:
             raise InputError(sparse(self._order[id(parameters[0])][1]))
-        pairs = sorted(zip(parameters, self._buckets.gradients(bucket), strict=True), key=lambda pair: self._order[id(pair[0])])
-        gradients = {}
-        for parameter, gradient in pairs:
-            name = self._order[id(parameter)][1]
-            self._buckets.check(name, parameter, gradient)
-            gradients[name] = gradient
-        return gradients
+        return self._buckets.contents(bucket)
 
     def _exchange_all(self, device: torch.device) -> None:
         """Replaces the gradients of the step by their means, or by NaN if there are none."""
         if self._divides:
-            replace_by(self._gradients, self._finished)
+            with nan_unless_exchanged(self._gradients):
+                for name, mean in self._finished().items():
+                    self._gradients[name].copy_(mean)
         else:
             gradients = {name: self._gradients[name] for name in self._members.known if name in self._gradients}
             average(self._exchange, gradients, device=device, scale=self._scale, error=self._error)
 
     def _finished(self) -> dict[str, torch.Tensor]:
-        """Returns the means of all parts."""
+        """Ends the step, and returns the means that are not in their buckets."""
         if self._failed is not None:
             self._exchange.undo()
             raise self._failed

@@ -49,6 +49,8 @@ class Started:
     """The types of its tensors, if they were divided by the scale."""
     scale: float
     """The scale of its tensors."""
+    flat: _native._Flat | None
+    """The buffer that has the tensors, and gets their means."""
 
 
 class Exchange:
@@ -200,17 +202,20 @@ class Exchange:
         scale: float,
         error: Exception | None,
         inner_steps: int = 0,
+        flat: _native._Flat | None = None,
     ) -> tuple[Contribution, dict[str, torch.dtype]]:
         """Returns what this rank contributes, and the types of its tensors if they were divided by the
         scale."""
         dtypes: dict[str, torch.dtype] = {}
-        if error is None:
+        if error is None and (scale != 1 or self._complex):
+            # Other tensors than those of the buffer.
+            flat = None
             try:
                 tensors, dtypes = divided_all(all_reals(tensors), scale)
             except Exception as e:
                 # The other ranks wait for this one.
                 error = e
-        return Contribution(tensors, self.step, held, scale, error, inner_steps), dtypes
+        return Contribution(tensors, self.step, held, scale, error, inner_steps, flat), dtypes
 
     def _stage(self) -> Codec | str | Dgc | ScaleCom | SharedSet | Lgc:
         """Returns the codec of the next step."""
@@ -233,6 +238,7 @@ class Exchange:
         held: Collection[str] = (),
         scale: float = 1.0,
         error: Exception | None = None,
+        flat: _native._Flat | None = None,
     ) -> Started:
         """Begins to exchange a part of a step's tensors, and does not wait for other ranks, except in the
         first step. All ranks start the same parts in the same order, and end the step with `finish`.
@@ -241,6 +247,7 @@ class Exchange:
             which: number of the part in its step, from 0 on, and number of its elements, also if this rank
                 has no tensors.
             tensors, device, held, scale, error: as in `mean`.
+            flat: the buffer that has the tensors, all of them in their order, and may get their means.
         """
         start, known = time.perf_counter(), self._accounted()
         self._ranks.use(device)
@@ -248,13 +255,14 @@ class Exchange:
         codec = self._stage()
         assert not isinstance(codec, SETS), "codecs with sets need all tensors"
         self._index_sets.leave()
-        mine, dtypes = self._contribution(tensors, held, scale, error)
+        mine, dtypes = self._contribution(tensors, held, scale, error, flat=flat)
         part = self._frames.start(which, codec, mine)
         self.profile.other += time.perf_counter() - start - (self._accounted() - known)
-        return Started(part, dtypes, scale)
+        return Started(part, dtypes, scale, mine.flat)
 
     def finish(self, parts: list[Started]) -> dict[str, torch.Tensor]:
-        """Ends a step that consists of these parts: returns the means of their tensors.
+        """Ends a step that consists of these parts: returns the means of their tensors, without those that
+        are in a buffer, which has their means then; after an error, anything.
 
         Raises:
             NotFinite: as `mean`.
@@ -272,7 +280,10 @@ class Exchange:
                 if failed is not None:
                     continue
                 try:
-                    means |= scaled(self._frames.mean_of(streams), started.dtypes, started.scale, self._propagate)
+                    if started.flat is None:
+                        means |= scaled(self._frames.mean_of(streams), started.dtypes, started.scale, self._propagate)
+                    elif not self._frames.put_mean(streams, started.flat) and self._propagate:
+                        raise NotFinite
                     self._frames.give_back(streams)
                 except Exception as e:
                     # Other ranks may have decoded it, and go on with the next part.

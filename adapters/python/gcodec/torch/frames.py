@@ -100,6 +100,14 @@ class Frames:
         self._ranks.profile.coding += time.perf_counter() - start
         return mean.tensors("torch")
 
+    def put_mean(self, streams: list[memoryview], flat: _native._Flat) -> bool:
+        """Replaces the tensors of a buffer by the mean of the streams of all ranks. Returns whether it is
+        finite."""
+        start, (layout, buffer) = time.perf_counter(), flat
+        is_finite = layout.mean(buffer, list(streams), self._limits)
+        self._ranks.profile.coding += time.perf_counter() - start
+        return is_finite
+
     def last(self) -> dict[str, torch.Tensor]:
         """Returns this rank's last update, as receivers decode it."""
         tensors: dict[str, torch.Tensor] = {}
@@ -141,7 +149,7 @@ class Frames:
         rules = {glob: numbered(rule, number) for glob, rule in self._rules.items()}
         non_finite = None if self._propagate else self._options.non_finite
         options = replace(self._options, rules=rules, feedback=self._feedback, header=header, non_finite=non_finite)
-        update = native_update("gcodec.torch", mine.tensors, chosen, options, held=mine.held, provisional=True)
+        update = native_update("gcodec.torch", mine.tensors, chosen, options, held=mine.held, provisional=True, flat=mine.flat)
         encoded = _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
         ranks.profile.selection += encoded.seconds[0]
         ranks.profile.coding += encoded.seconds[1]

@@ -1,6 +1,7 @@
 //! Tensors of other libraries: their capsules, what these declare, and the bytes.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use gcodec::{Dtype, TensorView};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
@@ -20,6 +21,14 @@ enum Managed {
     Legacy(NonNull<Legacy>),
     Versioned(NonNull<Versioned>),
 }
+
+#[expect(unsafe_code, reason = "the structure of the producer is behind a pointer")]
+// SAFETY: this object owns the structure, which is only read. Any thread may drop it, since dropping attaches
+// to the interpreter.
+unsafe impl Send for Managed {}
+#[expect(unsafe_code, reason = "as above")]
+// SAFETY: as above; nothing changes through a shared reference.
+unsafe impl Sync for Managed {}
 
 impl Managed {
     /// Takes over the tensor that `object` exports through `__dlpack__`.
@@ -158,14 +167,13 @@ pub(crate) struct Borrowed {
     /// The elements in row-major order, after [`Borrowed::gather`] has copied them.
     gathered: Option<Vec<u8>>,
     /// Keeps the memory alive.
-    _managed: Managed,
+    managed: Arc<Managed>,
 }
 
 #[expect(unsafe_code, reason = "the raw pointer leads to the producer's memory")]
-// SAFETY: the producer's memory lives until `_managed` is dropped, which any thread may do, since dropping
-// attaches to the interpreter. The memory is only read. A program that writes to a tensor while another
-// thread encodes it gets bytes of either state, as with every library that releases the interpreter
-// meanwhile.
+// SAFETY: the producer's memory lives until `managed` is dropped. The memory is only read. A program that
+// writes to a tensor while another thread encodes it gets bytes of either state, as with every library that
+// releases the interpreter meanwhile.
 unsafe impl Send for Borrowed {}
 #[expect(unsafe_code, reason = "as above")]
 // SAFETY: as above; nothing changes through a shared reference.
@@ -189,7 +197,31 @@ impl Borrowed {
         check_device(raw.device.kind)?;
         let parts = Parts::read(raw, dtype)?;
         let Parts { dtype, shape, data, len, strides } = parts;
-        Ok(Self { dtype, shape, data, len, strides, gathered: None, _managed: managed })
+        Ok(Self { dtype, shape, data, len, strides, gathered: None, managed: Arc::new(managed) })
+    }
+
+    /// Returns a part of a row-major tensor: the elements that a shape and strides lead to from element
+    /// `start` on; `None` if the tensor lacks some of them, or has other elements than whole bytes.
+    pub(crate) fn part(&self, start: u64, shape: &[u64], strides: &[i64]) -> Option<Self> {
+        let width = u64::from(self.dtype.bits() / 8);
+        let count = gcodec::internal::elements(shape)?;
+        let steps = shape.iter().zip(strides);
+        let last = steps.filter(|_| count > 0).try_fold(start, |at, (&n, &stride)| {
+            at.checked_add((n - 1).checked_mul(u64::try_from(stride).ok()?)?)
+        })?;
+        let end = if count > 0 { last.checked_add(1)? } else { start };
+        let fits = self.strides.is_none() && shape.len() == strides.len() && shape.len() <= MAX_RANK;
+        let fits = fits && width > 0 && end.checked_mul(width)? <= self.len as u64;
+        let len = usize::try_from(count.checked_mul(width)?).ok()?;
+        fits.then(|| Self {
+            dtype: self.dtype,
+            shape: shape.to_vec(),
+            data: self.data.wrapping_add((start * width) as usize),
+            len,
+            strides: (!is_row_major(shape, strides)).then(|| strides.to_vec()),
+            gathered: None,
+            managed: Arc::clone(&self.managed),
+        })
     }
 
     /// Copies the elements into row-major order if they are not.
@@ -218,8 +250,8 @@ impl Borrowed {
             (Some(gathered), _) => gathered,
             (None, None) if self.len > 0 => {
                 // SAFETY: the producer says that a row-major tensor of this shape begins at `data`, which is
-                // not null. `len` is its number of bytes, at most isize::MAX. `_managed` keeps the memory as
-                // long as `self`.
+                // not null, and a part of one lies inside it. `len` is the number of bytes, at most
+                // isize::MAX. `managed` keeps the memory as long as `self`.
                 unsafe { std::slice::from_raw_parts(self.data, self.len) }
             }
             _ => &[],
@@ -230,6 +262,7 @@ impl Borrowed {
 
 /// Memory of a tensor on the host that is written to: row-major elements.
 pub(crate) struct Writable {
+    dtype: Dtype,
     data: *mut u8,
     len: usize,
     /// Keeps the memory alive.
@@ -247,12 +280,17 @@ impl Writable {
         let managed = Managed::of(object, None)?;
         let raw = managed.tensor()?;
         check_device(raw.device.kind)?;
-        let Parts { data, len, strides, .. } = Parts::read(raw, None)?;
+        let Parts { dtype, data, len, strides, .. } = Parts::read(raw, None)?;
         match (managed.is_read_only(), strides) {
             (true, _) => Err(PyBufferError::new_err("the memory is read-only")),
             (_, Some(_)) => Err(PyBufferError::new_err("the memory is not row-major")),
-            _ => Ok(Self { data: data.cast_mut(), len, _managed: managed }),
+            _ => Ok(Self { dtype, data: data.cast_mut(), len, _managed: managed }),
         }
+    }
+
+    /// The type of the elements.
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     /// Whether no two of these have a byte in common.
