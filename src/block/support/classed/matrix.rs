@@ -31,13 +31,6 @@ struct Columns {
 }
 
 impl Levels {
-    /// The symbols of rows with the number of rows in each run of equal symbols.
-    fn row_runs(&self) -> impl Iterator<Item = (u64, u8)> {
-        let chunks = self.rows.chunk_by(|a, b| a == b).map(|run| (run.len() as u64, run[0]));
-        let none = self.rows.is_empty().then_some((self.grid.rows, 0));
-        none.into_iter().chain(chunks)
-    }
-
     /// The class of the elements in a cell.
     #[inline]
     fn class(&self, row: u64, column: u64) -> usize {
@@ -125,18 +118,22 @@ impl Matrix {
         let mut positions = Vec::with_capacity(ranks.iter().map(Vec::len).sum());
         let mut before = vec![0u64; self.classes.into()];
         let mut rest: Vec<&[u64]> = ranks.iter().map(Vec::as_slice).collect();
-        let mut start = 0u64;
+        let (mut start, mut sorter) = (0u64, Sorter::default());
         for (levels, &len) in self.tensors.iter().zip(&space.lens) {
-            let elements = levels.elements();
             let columns = levels.columns();
-            let from = positions.len();
-            for (class, rest) in rest.iter_mut().enumerate() {
-                let end = before[class] + elements[class];
-                let (own, after) = rest.split_at(rest.partition_point(|&r| r < end));
-                levels.add_positions(class, own, before[class], start, &columns, &mut positions);
-                (*rest, before[class]) = (after, end);
+            if levels.rows.is_empty() {
+                let elements = levels.elements();
+                let from = positions.len();
+                for (class, rest) in rest.iter_mut().enumerate() {
+                    let end = before[class] + elements[class];
+                    let (own, after) = rest.split_at(rest.partition_point(|&r| r < end));
+                    levels.add_positions(class, own, before[class], start, &columns, &mut positions);
+                    (*rest, before[class]) = (after, end);
+                }
+                sorter.sort(&mut positions[from..], start, len);
+            } else {
+                levels.add_rows(&mut rest, &mut before, start, &columns, &mut positions, &mut sorter);
             }
-            sort(&mut positions[from..], start, len);
             start += len;
         }
         positions
@@ -178,7 +175,8 @@ impl Levels {
         }
     }
 
-    /// Appends the positions of a class's ranks in this tensor, which begins at position `start`.
+    /// Appends the positions of a class's ranks in this tensor, whose rows are alike, and which begins at
+    /// position `start`. `before`: number of elements of the class in the tensors before.
     fn add_positions(
         &self,
         class: usize,
@@ -188,53 +186,137 @@ impl Levels {
         columns: &Columns,
         positions: &mut Vec<u64>,
     ) {
-        let Grid { cell, .. } = self.grid;
+        let Some(symbol) = class.checked_sub(self.level.into()) else { return };
+        let Some(&per_row) = columns.elements.get(symbol).filter(|&&n| n > 0) else { return };
         let row_len = self.grid.row_len();
-        let mut ranks = ranks.iter().copied().peekable();
-        let (mut passed, mut row) = (before, 0u64);
-        for (rows, symbol) in self.row_runs() {
-            if ranks.peek().is_none() {
-                return;
+        positions.extend(ranks.iter().map(|rank| {
+            let (row, inside) = ((rank - before) / per_row, (rank - before) % per_row);
+            start + row * row_len + columns.in_row(symbol, inside, self.grid.cell)
+        }));
+    }
+
+    /// Appends the positions of ranks in this tensor, which begins at position `start`, row after row. Takes
+    /// the ranks away. `passed`: numbers of elements of each class in the tensors before, and then up to the
+    /// end of this one.
+    ///
+    /// In a row, each symbol of the columns has one class. So a row visits as many classes as columns have
+    /// symbols, and only those that have a rank there look for columns:
+    ///
+    /// ```text
+    /// columns 0 1 0 0, rows 2 0: the first row has one element of class 3 and three of class 2,
+    ///                            the second one of class 1 and three of class 0
+    /// ```
+    fn add_rows(
+        &self,
+        ranks: &mut [&[u64]],
+        passed: &mut [u64],
+        start: u64,
+        columns: &Columns,
+        positions: &mut Vec<u64>,
+        sorter: &mut Sorter,
+    ) {
+        let row_len = self.grid.row_len();
+        let mut next: Vec<u64> = ranks.iter().map(|ranks| first_of(ranks)).collect();
+        let mut next_row = start;
+        for &symbol in &self.rows {
+            let row = next_row;
+            next_row += row_len;
+            let first = usize::from(self.level) + usize::from(symbol);
+            let (from, mut runs) = (positions.len(), 0);
+            let ends = passed[first..].iter_mut().zip(&columns.elements).zip(&next[first..]);
+            let mut found = 0u64;
+            for (symbol, ((end, n), next)) in ends.enumerate() {
+                *end += n;
+                found |= u64::from(next < end) << symbol;
             }
-            let column_symbol = class.wrapping_sub(usize::from(self.level) + usize::from(symbol));
-            let per_row = columns.elements.get(column_symbol).copied().unwrap_or(0);
-            if per_row > 0 {
-                let end = passed + per_row * rows;
-                while let Some(rank) = ranks.next_if(|&r| r < end) {
-                    let (at, inside) = ((rank - passed) / per_row, (rank - passed) % per_row);
-                    let in_row =
-                        match columns.sorted.get(columns.starts[column_symbol] + in_memory(inside / cell)) {
-                            Some(&column) => u64::from(column) * cell + inside % cell,
-                            None => inside,
-                        };
-                    positions.push(start + (row + at) * row_len + in_row);
-                }
-                passed = end;
+            while found != 0 {
+                let symbol = in_memory(found.trailing_zeros().into());
+                found &= found - 1;
+                let (class, end) = (first + symbol, passed[first + symbol]);
+                let begin = end - columns.elements[symbol];
+                let len = ranks[class].iter().take_while(|rank| **rank < end).count();
+                let (own, after) = ranks[class].split_at(len);
+                columns.add_row(symbol, own, begin, row, self.grid.cell, positions);
+                (ranks[class], next[class]) = (after, first_of(after));
+                runs += 1;
             }
-            row += rows;
+            if runs > 1 {
+                sorter.sort(&mut positions[from..], row, row_len);
+            }
         }
     }
 }
 
-/// Sorts different positions of a tensor of `len` elements that begins at position `start`.
-fn sort(positions: &mut [u64], start: u64, len: u64) {
-    // A bit for each element takes no more memory than the positions.
-    if len / 64 > positions.len() as u64 {
-        return positions.sort_unstable();
+/// Returns the first of ascending ranks, or a number above all if there is none.
+fn first_of(ranks: &[u64]) -> u64 {
+    ranks.first().copied().unwrap_or(u64::MAX)
+}
+
+impl Columns {
+    /// Returns the element of a row that is number `inside` among those in columns with a symbol.
+    fn in_row(&self, symbol: usize, inside: u64, cell: u64) -> u64 {
+        match self.sorted.get(self.starts[symbol] + in_memory(inside / cell)) {
+            Some(&column) => u64::from(column) * cell + inside % cell,
+            None => inside,
+        }
     }
-    let mut bits = vec![0u64; in_memory(len.div_ceil(64))];
-    for position in &*positions {
-        let at = position - start;
-        bits[in_memory(at / 64)] |= 1 << (at % 64);
+
+    /// Appends the positions of ranks of elements in columns with a symbol, in a row that begins at position
+    /// `row`, and before which the class has `begin` elements.
+    fn add_row(
+        &self,
+        symbol: usize,
+        ranks: &[u64],
+        begin: u64,
+        row: u64,
+        cell: u64,
+        positions: &mut Vec<u64>,
+    ) {
+        let sorted = &self.sorted[self.starts[symbol]..];
+        match cell {
+            // Most tensors are matrices, and a division takes longer than all the rest.
+            1 if !sorted.is_empty() => {
+                positions.extend(ranks.iter().map(|rank| row + u64::from(sorted[in_memory(rank - begin)])))
+            }
+            _ => positions.extend(ranks.iter().map(|rank| row + self.in_row(symbol, rank - begin, cell))),
+        }
     }
-    let mut out = positions.iter_mut();
-    for (word, row) in bits.into_iter().zip((start..).step_by(64)) {
-        let mut rest = word;
-        while rest != 0
-            && let Some(position) = out.next()
-        {
-            *position = row + u64::from(rest.trailing_zeros());
-            rest &= rest - 1;
+}
+
+/// Sorts positions, in memory that is used again.
+#[derive(Default)]
+struct Sorter {
+    /// A bit for each element, all of them 0.
+    bits: Vec<u64>,
+}
+
+impl Sorter {
+    /// Positions from which bits are faster.
+    const MANY: usize = 20;
+
+    /// Sorts different positions among `len` elements from position `start` on.
+    fn sort(&mut self, positions: &mut [u64], start: u64, len: u64) {
+        // A bit for each element takes no more memory than the positions.
+        if positions.len() <= Self::MANY || len / 64 > positions.len() as u64 {
+            return positions.sort_unstable();
+        }
+        let words = in_memory(len.div_ceil(64));
+        if self.bits.len() < words {
+            self.bits.resize(words, 0);
+        }
+        for position in &*positions {
+            let at = position - start;
+            self.bits[in_memory(at / 64)] |= 1 << (at % 64);
+        }
+        let mut out = positions.iter_mut();
+        for (word, row) in self.bits[..words].iter_mut().zip((start..).step_by(64)) {
+            let mut rest = std::mem::take(word);
+            while rest != 0
+                && let Some(position) = out.next()
+            {
+                *position = row + u64::from(rest.trailing_zeros());
+                rest &= rest - 1;
+            }
         }
     }
 }
@@ -299,10 +381,16 @@ mod tests {
 
     #[test]
     fn positions_are_sorted_in_spaces_of_any_size() {
-        for (start, len) in [(0, 200), (1000, 200), (7, 4000), (7, 1 << 60)] {
-            let mut positions = [190, 3, 64, 127, 63, 128, 0].map(|position| start + position);
-            sort(&mut positions, start, len);
-            assert_eq!(positions, [0, 3, 63, 64, 127, 128, 190].map(|position| start + position), "{len}");
+        let mut sorter = Sorter::default();
+        let many: Vec<u64> = (0..60).map(|i| i * 37 % 61 * 3).chain([190, 64, 127, 63 + 128]).collect();
+        for (start, len) in [(0, 200), (1000, 200), (7, 4000), (7, 5000), (7, 1 << 60), (3, 192)] {
+            for given in [&many[..], &many[..7], &[]] {
+                let mut positions: Vec<u64> = given.iter().map(|position| start + position).collect();
+                let mut expected = positions.clone();
+                expected.sort_unstable();
+                sorter.sort(&mut positions, start, len);
+                assert_eq!(positions, expected, "{len}");
+            }
         }
     }
 
