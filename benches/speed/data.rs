@@ -57,6 +57,18 @@ impl Tensors {
         Self::new(self.names().zip(tensors).collect())
     }
 
+    /// Returns f32 tensors whose elements are turned, each by so many elements.
+    pub(crate) fn turned(&self, by: usize) -> Self {
+        let turned = |t: &TensorBuf| {
+            let mut data = t.data().to_vec();
+            let len = data.len().max(1);
+            data.rotate_left(4 * by % len);
+            TensorBuf::new(t.dtype(), t.shape().to_vec(), data)
+        };
+        let tensors = self.tensors.iter().map(|t| turned(t).expect("the same shape"));
+        Self::new(self.names().zip(tensors).collect())
+    }
+
     fn names(&self) -> impl Iterator<Item = String> {
         self.manifest.tensors().iter().map(|info| info.name.clone())
     }

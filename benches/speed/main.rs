@@ -32,7 +32,7 @@ use gcodec::block::{Block, CodedBlock, Scope, Target};
 use gcodec::compress::{Digests, Input, Options, compress, pending, random};
 use gcodec::digest::{SumChange, SumDigest, TensorDigests};
 use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart, tensor_digest};
-use gcodec::reduce::{Sum, SumOptions};
+use gcodec::reduce::{Sum, SumOptions, SumPiece};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
 
@@ -157,7 +157,11 @@ impl Bench {
             self.codec(codec, &flat, None);
         }
         self.thresholds(&flat);
-        self.reduce(&flat);
+        self.reduce("topk:density=0.01", &flat);
+        println!("its tensors, a few at a time:");
+        for codec in ["topk:density=0.01", "natural", "int8", "raw"] {
+            self.reduce(codec, &gradient);
+        }
         self.small(&flat);
         let halves = gradient.to_bf16();
         println!("gradient {name}, {} bf16 elements:", halves.elements());
@@ -187,7 +191,7 @@ impl Bench {
         for codec in ["topk:density=0.01", "natural", "lossless"] {
             self.codec(codec, &even, None);
         }
-        self.reduce(&even);
+        self.reduce("topk:density=0.01", &even);
         drop(even);
         self.deltas(&shape);
         // A scale for each row and column, like the gradient of a matrix.
@@ -395,26 +399,28 @@ impl Bench {
         }
     }
 
-    /// Measures the mean of the top-k updates of 8 senders, from streams to a tensor.
-    fn reduce(&mut self, flat: &Tensors) {
+    /// Measures the mean of the updates of 8 senders, from streams to a new tensor; that of several tensors
+    /// piece by piece, into memory that is there.
+    fn reduce(&mut self, spec: &str, tensors: &Tensors) {
         if !self.wants("reduce") {
             return;
         }
-        self.baselines(flat);
-        let view = flat.tensors[0].view();
-        let codec = "topk:density=0.01".parse().expect("a codec");
-        let n = view.elements() as usize;
-        let senders = (0..8u64).map(|sender| {
-            // Each sender keeps other elements.
-            let mut data = view.data().to_vec();
-            data.rotate_left(4 * (sender as usize * 1009 % n));
-            let turned = TensorBuf::new(view.dtype(), view.shape().to_vec(), data).expect("the same shape");
-            let blocks = blocks(&codec, &Tensors::one(turned));
-            write(&flat.manifest, &UpdateHeader::default().with_sender(sender), &blocks)
+        self.baselines(tensors);
+        let codec = spec.parse().expect("a codec");
+        let streams: Vec<Vec<u8>> = (0..8u64)
+            .map(|sender| {
+                // Each sender keeps other elements.
+                let turned = tensors.turned(1009 * sender as usize);
+                let header = UpdateHeader::default().with_sender(sender);
+                write(&tensors.manifest, &header, &blocks(&codec, &turned))
+            })
+            .collect();
+        let mut memory = vec![0; tensors.bytes()];
+        let cost = self.best(|| match tensors.tensors.len() {
+            1 => drop(black_box(mean(&tensors.manifest, &streams))),
+            _ => put_mean(&tensors.manifest, &streams, black_box(&mut memory)),
         });
-        let streams: Vec<Vec<u8>> = senders.collect();
-        let cost = self.best(|| drop(black_box(mean(&flat.manifest, &streams))));
-        self.row("reduce 8 x topk:density=0.01", flat.bytes(), cost, Against::Copy, None);
+        self.row(&format!("reduce 8 x {spec}"), tensors.bytes(), cost, Against::Copy, None);
         println!("{:<40}{:>9.1} ms", "", 1e3 * cost.seconds);
     }
 
@@ -821,14 +827,31 @@ fn apply_in_place_with_sum(
 
 /// Returns the mean of the updates of several senders.
 fn mean(manifest: &Arc<Manifest>, streams: &[Vec<u8>]) -> Vec<TensorBuf> {
+    summed(manifest, streams).finish(true).expect("complete updates").into_tensors().expect("floats")
+}
+
+/// Puts the mean of updates into memory, tensor after tensor.
+fn put_mean(manifest: &Arc<Manifest>, streams: &[Vec<u8>], memory: &mut [u8]) {
+    let mut pieces = summed(manifest, streams).into_pieces(true).expect("complete updates");
+    let mut at = 0;
+    while let Some(piece) = pieces.next() {
+        let elements = piece.and_then(SumPiece::into_elements).expect("floats");
+        memory[at..at + elements.len()].copy_from_slice(&elements);
+        at += elements.len();
+        pieces.reuse(elements);
+    }
+}
+
+/// Returns the sum of the updates in streams, which are decoded when they are added.
+fn summed<'s>(manifest: &Arc<Manifest>, streams: &'s [Vec<u8>]) -> Sum<'s> {
     let mut sum = Sum::new(manifest, SumOptions::default());
     for stream in streams {
         let mut reader = SliceReader::new(stream, Limits::default());
         while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
             if let Event::Frame(_, Body::Update(part)) = event {
-                sum.add(&part, 1.0).expect("updates of one manifest");
+                sum.add_later(*part, 1.0).expect("updates of one manifest");
             }
         }
     }
-    sum.finish(true).expect("complete updates").into_tensors().expect("floats")
+    sum
 }
