@@ -9,6 +9,16 @@ pub(crate) fn floats(bytes: &[[u8; 4]]) -> Option<&[f32]> {
     (is_all && cfg!(target_endian = "little")).then_some(floats)
 }
 
+/// As [`floats`], to be overwritten.
+pub(crate) fn floats_mut(bytes: &mut [[u8; 4]]) -> Option<&mut [f32]> {
+    let len = bytes.len();
+    // SAFETY: any four bytes are a float, and any float is four bytes. The floats live as long as the bytes, to
+    // which nothing else leads meanwhile.
+    let (before, floats, after) = unsafe { bytes.as_flattened_mut().align_to_mut::<f32>() };
+    let is_all = before.is_empty() && after.is_empty() && floats.len() == len;
+    (is_all && cfg!(target_endian = "little")).then_some(floats)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -24,6 +34,13 @@ mod tests {
                 found += usize::from(len > 0);
                 let expected = bytes.iter().map(|b| f32::from_le_bytes(*b).to_bits());
                 assert!(floats.iter().map(|x| x.to_bits()).eq(expected), "{start}, {len}");
+                let mut copy = all.clone();
+                let written = floats_mut(copy[start..start + 4 * len].as_chunks_mut().0);
+                if let Some(written) = written {
+                    written.iter_mut().rev().zip(floats).for_each(|(to, from)| *to = *from);
+                    let turned: Vec<u8> = bytes.iter().rev().flatten().copied().collect();
+                    assert_eq!(copy[start..start + 4 * len], turned, "{start}, {len}");
+                }
             }
         }
         // One of four addresses in a row is one of a float.

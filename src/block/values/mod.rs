@@ -43,6 +43,7 @@ pub use wire::{Packed, WireValues};
 use kind::Kind;
 pub(crate) use kind::{Content, Facts, Structure, Validated};
 
+use crate::arch::floats::floats_mut;
 use crate::bits::Cursor;
 pub(crate) use crate::block::space::{Elements, ValueSpace};
 use crate::codes::{Coder, Decoder, PIECE};
@@ -328,12 +329,19 @@ impl std::fmt::Display for ValuesId {
 }
 
 /// Computes numbers piece by piece, and stores them as the elements `out`, which have at least 8 bits.
-/// `numbers` gets the place of the first number of a piece.
+/// `numbers` gets the place of the first number of a piece, and memory for it that has any numbers: the
+/// elements themselves where these are the numbers.
 fn put_numbers(
     dtype: Dtype,
     out: &mut [u8],
     mut numbers: impl FnMut(usize, &mut [f32]) -> Result<()>,
 ) -> Result<()> {
+    if dtype == Dtype::F32
+        && let Some(out) = floats_mut(out.as_chunks_mut().0)
+    {
+        let mut pieces = (0..).step_by(PIECE).zip(out.chunks_mut(PIECE));
+        return pieces.try_for_each(|(start, piece)| numbers(start, piece));
+    }
     let mut piece = [0.0; PIECE];
     let size = in_memory((dtype.bits() / 8).into());
     for (start, out) in (0..).step_by(PIECE).zip(out.chunks_mut(PIECE * size)) {
