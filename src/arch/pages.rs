@@ -1,8 +1,6 @@
 //! Large pages behind large buffers.
 
-use std::hint::black_box;
 use std::mem::MaybeUninit;
-use std::sync::Once;
 
 /// Bytes from which a buffer is large: a few large pages.
 #[cfg(target_os = "linux")]
@@ -68,22 +66,20 @@ pub(crate) fn reserve<T: Copy>(buffer: &mut Vec<T>, len: usize) -> bool {
     makes
 }
 
-/// Lets the allocator keep freed memory for the next buffers, from the first call on.
+/// Lets glibc keep freed memory for the next buffers, from the first call on. Does nothing elsewhere.
 ///
 /// glibc returns the top of its heap to the system at each free that leaves more than 128 KiB there, until a
 /// program frees a mapping of its own: then twice the bytes of that mapping may stay. A program whose buffers
 /// are all small never frees one, and takes new pages for each update, which costs several times as much as
 /// to decode it.
 pub(crate) fn keep_heap() {
-    /// Bytes of the mapping. It is not written to, so it takes no memory.
-    const MAPPING: usize = 8 << 20;
-    static ONCE: Once = Once::new();
-    if cfg!(all(target_os = "linux", target_env = "gnu")) {
-        ONCE.call_once(|| {
-            let mut mapping = Vec::<u8>::new();
-            let _ = mapping.try_reserve_exact(MAPPING);
-            drop(black_box(mapping));
-        });
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        /// Bytes of the mapping. It is not written to, so it takes no memory.
+        const MAPPING: usize = 8 << 20;
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        // SAFETY: nothing accesses the memory, which is freed once; there may be none.
+        ONCE.call_once(|| unsafe { libc::free(std::hint::black_box(libc::malloc(MAPPING))) });
     }
 }
 
