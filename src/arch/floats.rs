@@ -12,8 +12,8 @@ pub(crate) fn floats(bytes: &[[u8; 4]]) -> Option<&[f32]> {
 /// As [`floats`], to be overwritten.
 pub(crate) fn floats_mut(bytes: &mut [[u8; 4]]) -> Option<&mut [f32]> {
     let len = bytes.len();
-    // SAFETY: any four bytes are a float, and any float is four bytes. The floats live as long as the bytes, to
-    // which nothing else leads meanwhile.
+    // SAFETY: any four bytes are a float, and any float is four bytes. The floats live as long as the bytes,
+    // to which nothing else leads meanwhile.
     let (before, floats, after) = unsafe { bytes.as_flattened_mut().align_to_mut::<f32>() };
     let is_all = before.is_empty() && after.is_empty() && floats.len() == len;
     (is_all && cfg!(target_endian = "little")).then_some(floats)

@@ -98,22 +98,12 @@ pub(crate) fn gathered<'s>(
 /// Whether all of these elements are finite. Integers are.
 pub(crate) fn is_finite(dtype: Dtype, elements: &[u8]) -> bool {
     let count = elements.len() as u64 * 8 / u64::from(dtype.bits());
-    let (mut narrow, mut wide) = ([0f32; RUN], [0f64; RUN]);
+    let mut run = [0.0; RUN];
     !dtype.is_float()
         || (0..count).step_by(RUN).all(|start| {
-            let len = RUN.min((count - start) as usize);
-            let (narrow, wide) = (&mut narrow[..len], &mut wide[..len]);
-            match dtype {
-                // Larger than the largest f32 is still finite.
-                Dtype::F64 => {
-                    element::decode_f64s(dtype, elements, start, wide).is_ok()
-                        && wide.iter().fold(true, |finite, x| finite & x.is_finite())
-                }
-                _ => {
-                    element::decode_f32s(dtype, elements, start, narrow).is_ok()
-                        && narrow.iter().fold(true, |finite, x| finite & x.is_finite())
-                }
-            }
+            let run = &mut run[..RUN.min((count - start) as usize)];
+            element::decode_f64s(dtype, elements, start, run).is_ok()
+                && run.iter().fold(true, |finite, x| finite & x.is_finite())
         })
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ import gcodec
 from gcodec import _native
 from gcodec._tensors.update import PART_BYTES, native_update
 from gcodec.options import Options, resolve
+from gcodec.torch.buckets import Buckets
 
 SHAPES = {"row": (3, 5), "column": (4, 2), "none": (0, 3), "scalar": (), "last": (7,)}
 STRIDES = {"row": (5, 1), "column": (1, 4), "none": (3, 1), "scalar": (), "last": (1,)}
@@ -96,9 +100,50 @@ def test_what_does_not_fit_is_refused() -> None:
         layout.mean(flat, [], limits)
     with pytest.raises(gcodec.FormatError, match="stream 1"):
         layout.mean(flat, [given[0], given[1][:-40] + bytes(40), given[2]], limits)
-    for place in [("a", (3,), (-1,), 3), ("a", (3,), (1, 1), 0), ("a", (2, 2), (2**62, 1), 0), ("a", (2**40,), (1,), 0), ("a", (1,), (1,), 2**63)]:
+    for shape, strides, start in [((3,), (-1,), 3), ((3,), (1, 1), 0), ((2, 2), (2**62, 1), 0), ((2**40,), (1,), 0), ((1,), (1,), 2**63)]:
         with pytest.raises(gcodec.InputError, match="shorter than its tensors"):
-            encoded({"a": flat}, flat, _native.Layout([place]))
-    for place in [("a", (3,), (-1,), 3), ("a", (3,), (1,), 2**62), ("a", (3,), (1,), 29), ("a", (3,), (2**62,), 0), ("a", (3,), (15,), 2)]:
+            encoded({"a": flat}, flat, _native.Layout([("a", shape, strides, start)]))
+    for strides, start in [((-1,), 3), ((1,), 2**62), ((1,), 29), ((2**62,), 0), ((15,), 2)]:
         with pytest.raises(gcodec.InputError, match="shorter than its tensors"):
-            _native.Layout([place]).mean(flat, [gcodec.encode({"a": torch.ones(3)}, "raw")], limits)
+            _native.Layout([("a", (3,), strides, start)]).mean(flat, [gcodec.encode({"a": torch.ones(3)}, "raw")], limits)
+
+
+@dataclass
+class Bucket:
+    """What a hook asks a bucket of DistributedDataParallel for."""
+
+    of: list[torch.nn.Parameter]
+    memory: torch.Tensor
+
+    def index(self) -> int:
+        return 0
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self.of
+
+    def buffer(self) -> torch.Tensor:
+        return self.memory
+
+
+def test_a_bucket_is_known_until_it_changes() -> None:
+    conv, bias = torch.nn.Parameter(torch.zeros(2, 3, 4, 5)), torch.nn.Parameter(torch.zeros(7))
+    # A bucket has the last parameters first.
+    buckets = Buckets({id(conv): (0, "conv"), id(bias): (1, "bias")})
+    bucket: Any = Bucket([bias, conv], torch.arange(127.0))
+    first = buckets.contents(bucket)
+    assert list(first.gradients) == ["conv", "bias"] and buckets.contents(bucket) is first
+    assert first.gradients["bias"].tolist() == list(range(7)) and first.gradients["conv"][0, 0, 0, 0] == 7
+    flat = first.flat
+    # It travels whole: the same bytes as its gradients.
+    assert flat is not None
+    update = native_update("test", first.gradients, "raw", resolve("test", (), {}), flat=flat)
+    whole = bytes(memoryview(_native.Encoder(PART_BYTES, False, True).update(update, finish=True)))
+    assert all(torch.equal(gcodec.decode(whole, framework="torch")[name], one) for name, one in first.gradients.items())
+    conv.data = conv.data.to(memory_format=torch.channels_last)
+    second = buckets.contents(bucket)
+    assert second is not first and second.gradients["conv"].stride() == conv.stride()
+    bucket.memory = bucket.memory.clone()
+    assert buckets.contents(bucket) is not second
+    pair = torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    other: Any = Bucket([pair], torch.zeros(6))
+    assert Buckets({id(pair): (0, "pair")}).contents(other).flat is None

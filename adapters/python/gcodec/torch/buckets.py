@@ -17,33 +17,29 @@ from gcodec.torch.pairs import reals
 
 @dataclass(frozen=True)
 class Contents:
-    """The gradients of a bucket."""
+    """The gradients of a bucket, as they mostly are in the next step, too."""
 
+    buffer: torch.Tensor
+    """The bucket's buffer, in one dimension."""
     parameters: list[torch.nn.Parameter]
     """The parameters in the order of the bucket."""
     strides: list[tuple[int, ...]]
     """The strides of the parameters."""
-    flat: torch.Tensor
-    """The bucket's buffer."""
     gradients: dict[str, torch.Tensor]
     """The gradients by name, in the order of the model, in the memory of the buffer."""
-    layout: _native.Layout | None
-    """Where the gradients are in the buffer, if that is on the host and has no complex numbers."""
+    flat: _native._Flat | None
+    """The gradients as the native module borrows them, if they are on the host and not complex."""
     new: dict[str, torch.nn.Parameter]
     """Parameters whose gradients were not compared with their places yet, by name."""
 
-    def are_of(self, parameters: list[torch.nn.Parameter], flat: torch.Tensor) -> bool:
-        """Whether a bucket has these gradients, as it mostly has in the step before."""
+    def are_of(self, parameters: list[torch.nn.Parameter], buffer: torch.Tensor) -> bool:
+        """Whether they are the gradients of these parameters in this buffer."""
         return (
-            (flat.data_ptr(), flat.dtype, len(flat)) == (self.flat.data_ptr(), self.flat.dtype, len(self.flat))
+            (buffer.data_ptr(), buffer.dtype, len(buffer)) == (self.buffer.data_ptr(), self.buffer.dtype, len(self.buffer))
             and len(parameters) == len(self.parameters)
             and all(map(is_, parameters, self.parameters))
             and self.strides == [parameter.stride() for parameter in parameters]
         )
-
-    def lent(self) -> _native._Flat | None:
-        """Returns the gradients as the native module borrows them."""
-        return None if self.layout is None else (self.layout, self.flat)
 
 
 class Buckets:
@@ -66,36 +62,39 @@ class Buckets:
             InputError: a bucket was made for other strides than a parameter has: it has the same elements in
                 another order.
         """
-        parameters, flat = bucket.parameters(), bucket.buffer().view(-1)
+        parameters, buffer = bucket.parameters(), bucket.buffer().view(-1)
         known = self._known.get(bucket.index())
-        if known is None or not known.are_of(parameters, flat):
-            known = self._known[bucket.index()] = _contents(parameters, flat, self._order)
-        for name in [name for name, parameter in known.new.items() if _is_compared(name, parameter, known.gradients[name])]:
-            del known.new[name]
+        if known is None or not known.are_of(parameters, buffer):
+            known = self._known[bucket.index()] = _contents(parameters, buffer, self._order)
+        for name, parameter in list(known.new.items()):
+            if _compare(name, parameter, known.gradients[name]):
+                del known.new[name]
         return known
 
 
-def _contents(parameters: list[torch.nn.Parameter], flat: torch.Tensor, order: Mapping[int, tuple[int, str]]) -> Contents:
-    numbers, at = flat, 0
+def _contents(parameters: list[torch.nn.Parameter], buffer: torch.Tensor, order: Mapping[int, tuple[int, str]]) -> Contents:
+    numbers, at = buffer, 0
     # Buckets hold parameters of one type.
-    if parameters[0].is_complex() and not flat.is_complex():
-        numbers = torch.view_as_complex(flat.view(-1, 2))
-    views, places = {}, {}
+    if parameters[0].is_complex() and not buffer.is_complex():
+        numbers = torch.view_as_complex(buffer.view(-1, 2))
+    places = {}
     for parameter in parameters:
-        name, shape = order[id(parameter)][1], tuple(parameter.shape)
-        strides = strides_in_bucket(shape, parameter.stride())
-        views[name] = numbers.as_strided(shape, strides, numbers.storage_offset() + at)
-        places[name] = (name, shape, strides, at)
+        places[id(parameter)] = at
         at += parameter.numel()
-    named = {order[id(parameter)][1]: parameter for parameter in sorted(parameters, key=lambda one: order[id(one)])}
-    on_host = flat.device.type == "cpu" and numbers is flat and not flat.is_complex()
-    layout = _native.Layout([places[name] for name in named]) if on_host else None
-    strides_of_all = [parameter.stride() for parameter in parameters]
-    return Contents(parameters, strides_of_all, flat, {name: views[name] for name in named}, layout, named)
+    gradients, layout, new = {}, [], {}
+    for parameter in sorted(parameters, key=lambda one: order[id(one)]):
+        name, shape, at = order[id(parameter)][1], tuple(parameter.shape), places[id(parameter)]
+        strides = strides_in_bucket(shape, parameter.stride())
+        gradients[name] = numbers.as_strided(shape, strides, numbers.storage_offset() + at)
+        layout.append((name, shape, strides, at))
+        new[name] = parameter
+    is_lent = buffer.device.type == "cpu" and not numbers.is_complex()
+    flat = (_native.Layout(layout), buffer) if is_lent else None
+    return Contents(buffer, parameters, [parameter.stride() for parameter in parameters], gradients, flat, new)
 
 
-def _is_compared(name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
-    """Compares a gradient in a bucket with the parameter's own, if it has one."""
+def _compare(name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> bool:
+    """Compares a gradient in a bucket with the parameter's own. Returns whether it has one."""
     own = parameter.grad
     if own is None or own.dtype != gradient.dtype or own.layout is not torch.strided:
         return False

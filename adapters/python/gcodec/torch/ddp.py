@@ -143,11 +143,11 @@ class State:
         error: Exception | None = None
         gradients: dict[str, torch.Tensor] = {}
         held: list[str] = []
-        lent = None
+        flat = None
         try:
             contents = self._contents(bucket, buffer)
-            gradients, lent = contents.gradients, contents.lent()
-            held = unused(gradients, contents.flat) if self._divides else []
+            gradients, flat = contents.gradients, contents.flat
+            held = unused(gradients, contents.buffer) if self._divides else []
         except Exception as e:
             # The other ranks wait for this one.
             error = e
@@ -157,7 +157,7 @@ class State:
             try:
                 which = (bucket.index(), sum(parameter.numel() for parameter in bucket.parameters()))
                 started = self._exchange.start(
-                    which, gradients, device=buffer.device, held=held, scale=self._scale, error=error, flat=lent
+                    which, gradients, device=buffer.device, held=held, scale=self._scale, error=error, flat=flat
                 )
                 self._parts.append(started)
             except BaseException as e:
