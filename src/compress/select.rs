@@ -38,11 +38,16 @@ pub struct Chosen {
 pub(super) fn top_k_each(sources: &mut [Source<'_>], amount: Amount) -> Result<Vec<Chosen>> {
     in_order(sources.par_iter_mut().map_init(Scratch::default, |scratch, source| {
         let k = amount.of(source.len as u64);
-        match scratch.top_k(source, k) {
-            Some(chosen) => chosen,
-            None => Ok(top_k(&mut [source], k)?.pop().unwrap_or_default()),
-        }
+        top_k_of(source, k, scratch)
     }))
+}
+
+/// Returns the `k` largest elements of a tensor.
+pub(super) fn top_k_of(source: &mut Source<'_>, k: u64, scratch: &mut Scratch) -> Result<Chosen> {
+    match scratch.top_k(source, k) {
+        Some(chosen) => chosen,
+        None => Ok(top_k(&mut [source], k)?.pop().unwrap_or_default()),
+    }
 }
 
 /// Returns all elements whose magnitude is at least `at`, which is positive.

@@ -34,6 +34,7 @@ use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
 use crate::compress::codecs::sparse;
 use crate::compress::compressor::{Compressor, TensorRun};
+use crate::compress::select::Scratch;
 use crate::compress::settings::{Amount, KEPT, Kept, Setting, Visitor};
 use crate::error::Result;
 
@@ -93,10 +94,10 @@ impl Compressor for Sidco {
     }
 
     fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
-        let chosen = in_order(run.tensors.par_iter_mut().map(|source| {
+        let chosen = in_order(run.tensors.par_iter_mut().map_init(Scratch::default, |scratch, source| {
             let k = self.amount.of(source.len as u64);
             let state = source.state.sidco.unwrap_or_default();
-            let (chosen, after) = stages::select(source, self.fit, self.stages, k, state)?;
+            let (chosen, after) = stages::select(source, self.fit, self.stages, k, state, scratch)?;
             if self.stages == Stages::Authors {
                 source.state.sidco = Some(after);
             }

@@ -2,7 +2,7 @@
 
 use super::fit::Fit;
 use crate::compress::moments::{MomentQuery, Moments};
-use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Side};
+use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Scratch, Side};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::state::Adaptation;
 use crate::error::Result;
@@ -142,6 +142,11 @@ impl Goal {
         let [least, most] = GUARD.map(|factor| factor * k as f64);
         Self { least: least.ceil() as u64, wanted: k, most: most as u64 }
     }
+
+    /// Whether no other number than that wanted will do: below ten elements.
+    pub(super) fn is_exact(self) -> bool {
+        self.least == self.most
+    }
 }
 
 /// Selects a number of elements within the band. Reads the tensor once, or four times if the sample misled.
@@ -159,7 +164,7 @@ impl Goal {
 ///
 /// Equal magnitudes that no threshold divides are also counted. The first ones are kept, up to exactly the
 /// wanted number.
-fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
+pub(super) fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     let (mut at, mut stage) = (f32::from_bits(LOWEST), 0);
     if let Some(Sample { bits, rank }) = select::sample(&[source], k) {
         let sample: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
@@ -203,26 +208,24 @@ fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
 /// they are, and only those that are kept are collected.
 fn guarded_whole(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     let mut values = Vec::new();
-    let all = source.read_all(&mut values);
-    let nonzero;
-    // Moments depend on the places of the elements: zeros have none.
-    let candidates = match all.contains(&0.0) {
-        true => {
-            nonzero = all.iter().copied().filter(|&x| x != 0.0).collect::<Vec<f32>>();
-            nonzero.as_slice()
-        }
-        false => all,
-    };
+    let mut candidates = source.read_all(&mut values);
     let goal = Goal::of_all(k);
-    let mut cut = reached(f32::from_bits(LOWEST));
-    if candidates.len() as u64 > goal.most {
-        let refining = Refining::new(fit, 0, f32::from_bits(LOWEST), goal);
-        let first = measure(candidates, refining.question());
-        if !first.sum.is_finite() {
-            return Err(source.non_finite());
-        }
-        cut = refine(candidates, refining, first);
+    let refining = Refining::new(fit, 0, f32::from_bits(LOWEST), goal);
+    let mut first = measure(candidates, refining.question());
+    let nonzero: Vec<f32>;
+    if first.sum.is_finite() && first.count < candidates.len() as u64 {
+        // Moments depend on the places of the elements: zeros have none.
+        nonzero = candidates.iter().copied().filter(|&x| x != 0.0).collect();
+        candidates = &nonzero;
+        first = measure(candidates, refining.question());
     }
+    if !first.sum.is_finite() {
+        return Err(source.non_finite());
+    }
+    let cut = match first.count > goal.most {
+        true => refine(candidates, refining, first),
+        false => reached(f32::from_bits(LOWEST)),
+    };
     let found = collect(source, f32::from_bits(cut.least), usize::MAX).unwrap_or_default();
     keep(source, found, cut)
 }
@@ -241,8 +244,9 @@ fn refine(values: &[f32], mut refining: Refining, first: Moments) -> Cut {
         match refining.answer(&moments) {
             Some(Refined::Reached(at)) => return reached(at),
             Some(Refined::Exactly) => {
-                let keys = values.iter().map(|x| Side::Both.key(x.to_bits()));
-                let mut keys: Vec<u32> = keys.filter(|&key| key > 0).collect();
+                let (least, keys) =
+                    (refining.at.to_bits(), values.iter().map(|x| Side::Both.key(x.to_bits())));
+                let mut keys: Vec<u32> = keys.filter(|&key| key >= least).collect();
                 return select::cut_of(&mut keys, refining.goal.wanted);
             }
             None => moments = measure(values, refining.question()),
@@ -317,8 +321,11 @@ pub(super) fn select(
     stages: Stages,
     k: u64,
     state: Adaptation,
+    scratch: &mut Scratch,
 ) -> Result<(Chosen, Adaptation)> {
     match stages {
+        // Whatever the fits were, the guard would end with the largest.
+        Stages::Guard if Goal::of_all(k).is_exact() => Ok((select::top_k_of(source, k, scratch)?, state)),
         Stages::Guard => Ok((guarded(source, fit, k)?, state)),
         Stages::Fixed(stages) => Ok((staged(source, fit, u32::from(stages), k)?.0, state)),
         Stages::Authors => {

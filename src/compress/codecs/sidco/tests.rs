@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use super::{Fit, Goal, stages};
 use crate::compress::select;
 use crate::compress::source::Source;
 use crate::compress::state::Adaptation;
@@ -246,6 +247,27 @@ fn a_sample_that_misleads_costs_reads_only() {
             }
         }
     }
+}
+
+/// Below ten elements the guard has no tolerance: with fits and without, it keeps the largest.
+#[test]
+fn few_elements_are_the_largest() {
+    let rounded: Vec<f32> = laplace(70_000, 4).iter().map(|x| (x * 8.0).round() / 8.0).collect();
+    let zeros = normal(5000, 7).iter().enumerate().map(|(i, &x)| if i % 3 == 0 { 0.0 } else { x }).collect();
+    let all = [normal(5000, 6), zeros, laplace(100, 5), rounded, vec![2.5; 40], vec![1.0, 0.0, 3.0]];
+    for values in all.map(|values| [tensor(&values)]) {
+        for k in [1, 5, 9] {
+            assert!(Goal::of_all(k).is_exact());
+            let kept = |spec: &str| positions(&run(&values, spec, None).unwrap()[0]).to_vec();
+            let largest = kept(&format!("topk:k={k}"));
+            for (name, fit) in [("exp", Fit::Exp), ("gp", Fit::Gp), ("gamma-gp", Fit::GammaGp)] {
+                let mut source = Source::new(&inputs(&values)[0], true, &Options::default(), None).unwrap();
+                assert_eq!(stages::guarded(&mut source, fit, k).unwrap().positions, largest, "{name} {k}");
+                assert_eq!(kept(&format!("sidco:k={k},fit={name}")), largest, "{name} {k}");
+            }
+        }
+    }
+    assert!(!Goal::of_all(10).is_exact());
 }
 
 #[test]
