@@ -27,10 +27,11 @@ use crate::tensor::{TensorBuf, TensorView};
 ///
 /// # Memory
 /// Besides the tensors, 256 KiB per thread, up to 4 MiB of symbols per thread and coded plane, and the memory
-/// of two decoded blocks per thread: 32 bytes per position of a sparse block, up to 4 bytes per element of a
-/// dense block of several tensors; and the bytes of unwanted tensors in blocks that also contain wanted ones.
-/// Most dense blocks of one tensor are decoded straight into their elements. Each block may take
-/// [`Limits::max_alloc_bytes`], and so may all blocks decoded at the same time.
+/// of two decoded blocks per thread, or of more small ones with 2^17 elements together: 32 bytes per position
+/// of a sparse block, up to 4 bytes per element of a dense block of several tensors; and the bytes of
+/// unwanted tensors in blocks that also contain wanted ones. Most dense blocks of one tensor are decoded
+/// straight into their elements. Each block may take [`Limits::max_alloc_bytes`], and so may all blocks
+/// decoded at the same time.
 ///
 /// Neighbouring tensors of less than 4 MiB share memory in pieces of 8 to 12 MiB (Linux), each freed with the
 /// last of its tensors: clone what is kept longer than the others.
@@ -212,13 +213,9 @@ impl<'b> Assembler<'b> {
             (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
         let mut budget = part.budget();
         let mut rest = wanted.as_slice();
-        while let [first, ..] = rest {
+        while !rest.is_empty() {
             budget = budget.with_memory_renewed();
-            let is_filled = |i: &usize| part.blocks[*i].is_dense_in_one();
-            // Memory is bounded by a few blocks at a time: only those that are filled in place take none.
-            let most = rayon::current_num_threads().max(1) * if is_filled(first) { 8 } else { 2 };
-            let like_first = rest.iter().take(most).take_while(|i| is_filled(i) == is_filled(first));
-            let (batch, later) = rest.split_at(like_first.count());
+            let (batch, later) = rest.split_at(batch_len(part, rest));
             let before = budget.copied();
             if let Err(error) = self.apply_batch(part, batch, &budget) {
                 // Which block finds too few elements left depends on the threads' timing: the error is that
@@ -542,6 +539,24 @@ impl<'b> Assembler<'b> {
     pub fn touches(&self, tensor: u64) -> bool {
         usize::try_from(tensor).ok().and_then(|t| self.touched.get(t)).copied().unwrap_or(false)
     }
+}
+
+/// Elements and bytes of small blocks that are decoded together, however many blocks they are.
+const TOGETHER: u64 = 1 << 17;
+
+/// Returns how many of the blocks `numbers` of a part, of which there is at least one, are decoded together.
+fn batch_len(part: &UpdatePart<'_>, numbers: &[usize]) -> usize {
+    let is_filled = |number: usize| part.blocks[number].is_dense_in_one();
+    let first = is_filled(numbers[0]);
+    // Memory is bounded by a few blocks at a time: only those that are filled in place take none.
+    let most = rayon::current_num_threads().max(1) * if first { 8 } else { 2 };
+    let mut weight = 0u64;
+    let is_next = |&(before, &number): &(usize, &usize)| {
+        let raw = &part.blocks[number];
+        weight = weight.saturating_add(raw.space.len()).saturating_add(raw.len);
+        is_filled(number) == first && (before < most || weight <= TOGETHER)
+    };
+    numbers.iter().enumerate().take_while(is_next).count()
 }
 
 /// Applies a block to copies of `bases`. Returns what its changes add to the sum of each tensor of its scope,

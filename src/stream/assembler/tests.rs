@@ -218,6 +218,39 @@ fn tensors_with_a_block_are_touched() {
 }
 
 #[test]
+fn small_blocks_are_decoded_together_and_large_ones_a_few_at_a_time() {
+    let threads = rayon::current_num_threads();
+    let ones = |len: u64| {
+        let bytes = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
+        Values::Floats(Floats { stored: Stored::F32, bytes })
+    };
+    let batches = |tensors: &[(Dtype, u64)], is_dense: fn(u64) -> bool| {
+        let block = |(i, &(_, len)): (u64, &(Dtype, u64))| match is_dense(i) {
+            true => block(Scope::Tensor(i), Support::All, ones(len)),
+            false => sparse(Scope::Tensor(i), 0, 1.0),
+        };
+        let blocks: Vec<Block> = (0..).zip(tensors).map(block).collect();
+        let stream = encode(&manifest(tensors), &UpdateHeader::default(), &blocks, false);
+        let part = parts(&stream, Limits::default()).remove(0);
+        let (numbers, mut lens) = (Vec::from_iter(0..part.blocks.len()), Vec::new());
+        while lens.iter().sum::<usize>() < numbers.len() {
+            lens.push(batch_len(&part, &numbers[lens.iter().sum()..]));
+        }
+        lens
+    };
+    let most = TOGETHER as usize / 128;
+    // A block of 100 elements with one position has fewer than 128 elements and bytes.
+    assert_eq!(batches(&vec![(Dtype::F32, 100); most], |_| false), [most]);
+    assert_eq!(batches(&[(Dtype::F32, 100); 9], |i| (2..5).contains(&i)), [2, 3, 4]);
+    let large = vec![(Dtype::F32, TOGETHER); 5 * threads];
+    assert_eq!(batches(&large, |_| false), [2 * threads, 2 * threads, threads]);
+    // Small blocks, and a large one that is not decoded with all of them.
+    let mut mixed = vec![(Dtype::F32, 100); 8 * threads];
+    mixed.insert(4 * threads, (Dtype::F32, TOGETHER));
+    assert_eq!(batches(&mixed, |_| false), [4 * threads, 2 * threads, 2 * threads + 1]);
+}
+
+#[test]
 fn each_dense_block_may_take_all_memory() {
     const N: u64 = 64;
     let manifest = manifest(&[(Dtype::F32, N); 4]);
