@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::feedback::Feedback;
 use super::options::{Input, NonFinite, Options};
+use super::select::MAGNITUDE;
 use super::state::CodecState;
 pub(super) use super::sums::{CHUNK, RUN};
 use crate::arch::floats::floats;
@@ -200,6 +201,14 @@ impl<'a> Source<'a> {
         }
         Error::input(InputErrorKind::NonFinite { index: 0 }).in_tensor(self.tensor)
     }
+}
+
+/// Whether no value is NaN or infinite.
+pub(super) fn all_finite(values: &[f32]) -> bool {
+    // One more in the exponent carries into the sign where all of its bits are set. Integers, and no end
+    // before the last one: processors then look at many at a time.
+    let carry = |x: &f32| (x.to_bits() & MAGNITUDE) + (1 << 23);
+    values.iter().fold(0, |any, x| any | carry(x)) & !MAGNITUDE == 0
 }
 
 /// Returns the elements of an f32 tensor without residual. NaN and infinity are handled as `options` say.

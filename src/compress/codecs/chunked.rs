@@ -12,7 +12,7 @@ use crate::block::{
 use crate::codes::best_parameter;
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Check, OutOfRange, Setting, Visitor};
-use crate::compress::source::CHUNK;
+use crate::compress::source::{CHUNK, all_finite};
 use crate::error::Result;
 use crate::tensor::element::max_finite;
 
@@ -76,8 +76,8 @@ impl Compressor for Chunked {
         for tensor in run.tensors {
             let found = tensor.scan(0..tensor.len, step, |chunk| {
                 chunk.whole(|_, elements| {
-                    let finite = elements.iter().all(|x| x.is_finite());
-                    finite.then(|| elements.chunks(len).map(|c| largest(c, kept)).collect::<Vec<_>>())
+                    all_finite(elements)
+                        .then(|| elements.chunks(len).map(|c| largest(c, kept)).collect::<Vec<_>>())
                 })
             });
             let (mut positions, mut numbers, mut start) = (Vec::new(), Vec::new(), 0);

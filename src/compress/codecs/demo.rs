@@ -15,7 +15,7 @@ use crate::block::{
 };
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Kept, Setting, Visitor};
-use crate::compress::source::{CHUNK, Source};
+use crate::compress::source::{CHUNK, Source, all_finite};
 use crate::error::Result;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
@@ -105,10 +105,9 @@ fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &D
     let layout = Layout::new(view.cols, view.chunk_rows, view.chunk_cols);
     let found = tensor.scan(range.clone(), of_row * (CHUNK / of_row).max(1), |chunk| {
         chunk.whole(|_, elements| {
-            let all_finite = elements.iter().all(|x| x.is_finite());
             let chunks = 0..elements.len() / layout.area();
             let kept = |number| largest(&layout.coefficients(number, elements), settings.kept);
-            all_finite.then(|| chunks.map(kept).collect::<Vec<_>>())
+            all_finite(elements).then(|| chunks.map(kept).collect::<Vec<_>>())
         })
     });
     let (mut positions, mut numbers, mut at) = (Vec::new(), Vec::new(), 0);

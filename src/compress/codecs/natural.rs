@@ -10,7 +10,7 @@ use crate::codes::Scratch;
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Sharing, extents};
 use crate::compress::settings::Visitor;
-use crate::compress::source::{Chunk, RUN, Source};
+use crate::compress::source::{Chunk, RUN, Source, all_finite};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
@@ -298,7 +298,7 @@ fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> Result<V
             chunk.whole(|start, values| {
                 let mut words = vec![0; values.len()];
                 random::words(seed, number, start as u64, &mut words);
-                let finite = values.iter().all(|x| x.is_finite());
+                let finite = all_finite(values);
                 let exponents: Vec<i16> =
                     values.iter().zip(words).map(|(x, word)| round(x.to_bits(), word, top)).collect();
                 let negative: Vec<bool> = values.iter().map(|x| x.is_sign_negative()).collect();

@@ -26,7 +26,7 @@ use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::options::Options;
 use crate::compress::settings::{Kept, Setting, Visitor};
-use crate::compress::source::{CHUNK, Source};
+use crate::compress::source::{CHUNK, Source, all_finite};
 use crate::compress::state::{CodecState, Factor};
 use crate::error::Result;
 use crate::random;
@@ -135,10 +135,6 @@ fn taken_elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
         Some(sums) if are_finite.iter().all(|are| *are) => Ok(sums),
         _ => Err(tensor.non_finite()),
     }
-}
-
-fn all_finite(values: &[f32]) -> bool {
-    values.iter().fold(true, |all, x| all & x.is_finite())
 }
 
 /// Appends blocks of the uncompressed elements, clamped to the range of the tensor's type.

@@ -5,7 +5,7 @@ use super::sparse;
 use crate::block::{Block, Scope, Seeded, Support};
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Amount, Kept, Setting, Visitor};
-use crate::compress::source::CHUNK;
+use crate::compress::source::{CHUNK, all_finite};
 use crate::error::Result;
 use crate::random;
 
@@ -59,7 +59,7 @@ impl Compressor for RandK {
             // All elements are checked, so that an error does not depend on the draw.
             let finite = tensor.scan(0..tensor.len, CHUNK, |chunk| {
                 let mut finite = true;
-                chunk.runs(|_, run| finite &= run.iter().all(|x| x.is_finite()));
+                chunk.runs(|_, run| finite &= all_finite(&run));
                 finite
             });
             if finite.contains(&false) {

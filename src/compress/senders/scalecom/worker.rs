@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use super::{Choice, ScaleComOptions, quasi};
+use crate::arch::pages;
 use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
 use crate::compress::codecs::sparse;
 use crate::compress::options::Outline;
 use crate::compress::select::{Chosen, top_k, top_k_each};
 use crate::compress::senders::state::{self, out_of_turn};
-use crate::compress::source::{CHUNK, Source};
+use crate::compress::source::{CHUNK, Source, all_finite};
 use crate::compress::{Feedback, Input, Options};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{IndexSet, Manifest};
+use crate::limits::in_memory;
 use crate::tensor::TensorView;
 
 /// The role of a worker in a step.
@@ -167,7 +169,7 @@ impl ScaleComWorker {
         for source in &mut sources {
             let finite = source.scan(0..source.len, CHUNK, |chunk| {
                 let mut finite = true;
-                chunk.runs(|_, run| finite &= run.iter().all(|x| x.is_finite()));
+                chunk.runs(|_, run| finite &= all_finite(&run));
                 finite
             });
             if finite.contains(&false) {
@@ -187,7 +189,10 @@ impl ScaleComWorker {
             }
             _ => None,
         };
-        let sums: Vec<f32> = sources.into_iter().flat_map(|s| s.residual_after.unwrap_or_default()).collect();
+        let mut sums = pages::with_room(in_memory(self.space.len()));
+        for source in sources {
+            sums.extend(source.residual_after.unwrap_or_default());
+        }
         let own = match (leader == self.rank, self.options.choice) {
             (true, Choice::PerChunk(len)) => Some(quasi::choose(&sums, len)),
             _ => own,
@@ -271,11 +276,14 @@ impl ScaleComWorker {
     /// [`InputErrorKind::OutOfTurn`] before [`Self::take_set`].
     pub fn finish(&mut self) -> Result<()> {
         let (round, _, positions) = self.with_set()?;
-        let mut left = round.sums.clone();
-        for (&position, sent) in positions.iter().zip(self.sent(round, positions)?.1) {
+        let (_, sent) = self.sent(round, positions)?;
+        let Some(Round { sums: mut left, set: Some((_, positions)), used, .. }) = self.round.take() else {
+            return Ok(());
+        };
+        for (position, sent) in positions.into_iter().zip(sent) {
             left[position as usize] -= sent;
         }
-        let (beta, used) = (self.options.beta, round.used.clone());
+        let beta = self.options.beta;
         let infos: Vec<_> = self.infos().iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
         let mut rest = left.as_mut_slice();
         for (((name, shape), &len), used) in infos.iter().zip(&self.space.lens).zip(used) {
@@ -292,7 +300,6 @@ impl ScaleComWorker {
             }
             self.memory.set(name, shape, mine.to_vec());
         }
-        self.round = None;
         Ok(())
     }
 
