@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
@@ -123,6 +123,7 @@ def average(
     gradients: dict[str, torch.Tensor],
     *,
     device: torch.device,
+    held: Collection[str] | None = None,
     scale: float = 1.0,
     error: Exception | None = None,
     parameters: Mapping[str, torch.nn.Parameter] | None = None,
@@ -134,6 +135,7 @@ def average(
 
     Args:
         device, scale, error, provisional: as in `Exchange.mean`.
+        held: names of the gradients that are zero everywhere, where they are known.
         parameters: all parameters that ranks exchange, if gradients of some may be missing. A gradient that
             another rank has is added. Default: None, no gradient is missing.
         assign: whether added gradients also become those of their parameters.
@@ -144,13 +146,13 @@ def average(
         every = gradients
         if parameters is not None:
             every = _completed(exchange, gradients, parameters, device, assign)
-        held, failed = list(every), error
-        if not silent:
+        zero, failed = list(every) if silent else held, error
+        if zero is None:
             try:
-                held = unused(every)
+                zero = unused(every)
             except Exception as e:
-                failed = failed or e
-        means = exchange.mean(dict(every), device=device, held=held, scale=scale, error=failed, provisional=provisional)
+                zero, failed = [], failed or e
+        means = exchange.mean(dict(every), device=device, held=zero, scale=scale, error=failed, provisional=provisional)
         for name, gradient in gradients.items():
             gradient.copy_(means[name])
 

@@ -129,6 +129,8 @@ class State:
         """Begins a step."""
         self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
         self._gradients: dict[str, torch.Tensor] = {}
+        # Gradients that are zero everywhere; None on a GPU, for which they are found together.
+        self._held: list[str] | None = None
         self._parts: list[Started] = []
         self._error: Exception | None = None
         self._failed: BaseException | None = None
@@ -147,7 +149,9 @@ class State:
         try:
             contents = self._contents(bucket, buffer)
             gradients, flat = contents.gradients, contents.flat
-            held = unused(gradients, contents.buffer) if self._divides else []
+            if self._held is not None:
+                held = unused(gradients, contents.buffer)
+                self._held += held
         except Exception as e:
             # The other ranks wait for this one.
             error = e
@@ -180,7 +184,8 @@ class State:
             # An earlier backward pass failed after some of its buckets.
             self._exchange.undo()
         self._forget()
-        self._divides = device.type == "cpu" and self._exchange.divides
+        self._held = [] if device.type == "cpu" else None
+        self._divides = self._held is not None and self._exchange.divides
         self._scale = scale_of(self.scaler)
         self._exchange.is_scaled = is_scaled(self.scaler)
 
@@ -207,7 +212,7 @@ class State:
                     self._gradients[name].copy_(mean)
         else:
             gradients = {name: self._gradients[name] for name in self._members.known if name in self._gradients}
-            average(self._exchange, gradients, device=device, scale=self._scale, error=self._error)
+            average(self._exchange, gradients, device=device, held=self._held, scale=self._scale, error=self._error)
 
     def _finished(self) -> dict[str, torch.Tensor]:
         """Ends the step, and returns the means that are not in their buckets."""

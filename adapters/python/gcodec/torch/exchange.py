@@ -329,7 +329,9 @@ class Exchange:
             means = self._by_frames("lossless", replace(mine, tensors=framed), dtypes)
         if by_set:
             by_set_only = {name: dtype for name, dtype in dtypes.items() if name not in self._ruled}
-            means |= scaled(self._index_sets.mean(codec, replace(mine, tensors=others)), by_set_only, mine.scale, self._propagate)
+            means |= self._index_sets.mean(codec, replace(mine, tensors=others))
+            # Their values were compared; what a narrow type makes of them was not.
+            means = scaled(means, by_set_only, mine.scale, self._propagate and bool(by_set_only))
         return means
 
     def _by_frames(self, codec: Codec | str | Dgc, mine: Contribution, dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
