@@ -199,26 +199,41 @@ mod tests {
     fn values_are_read_from_their_raw_bits_in_every_form() {
         let word =
             |i: u64| u64::from(crate::random::word(5, 0, i)) << 32 | u64::from(crate::random::word(6, 0, i));
+        let check = |values: &[u64]| {
+            let tokens: Vec<u8> = values.iter().map(|&v| token(v)).collect();
+            let mut bytes = Vec::new();
+            let mut writer = PlaneWriter::new(&mut bytes);
+            for &v in values {
+                let bits = raw_bits(token(v));
+                writer.put(raw(v, bits), bits);
+            }
+            writer.finish();
+            assert_eq!(raw_len(&tokens).div_ceil(8), bytes.len() as u64);
+            for form in arch::forms() {
+                let (mut plane, mut read) = (PlaneReader::new(&bytes, 0), vec![1; values.len()]);
+                arch::run_as(form, Read { tokens: &tokens, raw: &mut plane, values: &mut read });
+                assert!(read == values, "{form:?}: {} values from {:?} on", values.len(), values.first());
+                plane.finish("raw bits").unwrap();
+            }
+        };
         // Shifts: few raw bits, more than a word of eight tokens, and so many that their sums overflow.
         for (least, spread) in [(58, 6), (50, 14), (44, 8), (30, 34), (0, 64), (0, 1)] {
             for len in [0, 1, 7, 8, 9, 64, 2001] {
-                let values: Vec<u64> =
-                    (0..len).map(|i| word(i) >> (least + word(i + 5000) % spread)).collect();
-                let tokens: Vec<u8> = values.iter().map(|&v| token(v)).collect();
-                let mut bytes = Vec::new();
-                let mut writer = PlaneWriter::new(&mut bytes);
-                for &v in &values {
-                    let bits = raw_bits(token(v));
-                    writer.put(raw(v, bits), bits);
-                }
-                writer.finish();
-                assert_eq!(raw_len(&tokens).div_ceil(8), bytes.len() as u64);
-                for form in arch::forms() {
-                    let (mut plane, mut read) = (PlaneReader::new(&bytes, 0), vec![1; values.len()]);
-                    arch::run_as(form, Read { tokens: &tokens, raw: &mut plane, values: &mut read });
-                    assert!(read == values, "{form:?}: {len} values of {least} to {}", least + spread);
-                    plane.finish("raw bits").unwrap();
-                }
+                check(&Vec::from_iter((0..len).map(|i| word(i) >> (least + word(i + 5000) % spread))));
+            }
+        }
+        // Halves of eight tokens with as many raw bits as a word holds from any bit on, one more and one
+        // fewer, and so many in the second half that the sums of all eight overflow.
+        let with = |bits: u64| 2 << bits | word(bits) & ((1 << bits) - 1);
+        let halves =
+            [[14, 14, 14, 14], [14, 14, 14, 15], [14, 14, 15, 15], [2, 3, 2, 3], [62; 4], [31, 26, 0, 0]];
+        for (first, second) in
+            halves.iter().flat_map(|first| halves.iter().map(move |second| (first, second)))
+        {
+            // They begin at each bit of a byte.
+            for before in 0..8 {
+                let bits = [before, 0, 0, 0, 0, 0, 0, 0].into_iter().chain(*first).chain(*second);
+                check(&Vec::from_iter(bits.map(with)));
             }
         }
     }

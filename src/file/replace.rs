@@ -314,6 +314,15 @@ mod tests {
                 file.write_all(text).unwrap();
                 file.commit().unwrap();
                 assert_eq!((fs::read(&target).unwrap().as_slice(), files()), (text.as_slice(), 1));
+                #[cfg(unix)]
+                {
+                    use std::os::unix::fs::PermissionsExt;
+                    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+                    let elsewhere = tempfile::tempdir().unwrap();
+                    let plain = elsewhere.path().join("file");
+                    fs::File::create(&plain).unwrap();
+                    assert_eq!(mode(&target), mode(&plain));
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::block::{Floats, Sparse, Stored, Support};
+use crate::block::{Floats, IndexSpace, RawBlock, Sparse, Stored, Support, ValuesId};
 use crate::error::{InputErrorKind, LimitError, Location};
 use crate::frame::TensorInfo;
 use crate::random;
@@ -296,7 +296,8 @@ fn stream(sender: u64) -> Vec<u8> {
         part(0, 2 * BLOCK_LEN + 9, BLOCK_LEN - 2, false),
         at(Scope::Tensors { first: 1, count: 3 }, vec![1, 4, 5 + sender, 800]),
         part(4, 0, BLOCK_LEN, false),
-        // The sums of these depend on their order.
+        // They come in any order, and the sums of the last two depend on it.
+        part(4, BLOCK_LEN + 30, 50, true),
         part(4, 700, 300, true),
         part(4, 500, 300, true),
         block(Scope::Tensor(5), Support::All, Stored::Source, integers),
@@ -306,7 +307,7 @@ fn stream(sender: u64) -> Vec<u8> {
     let dense = Block { scope: Scope::Tensor(7), ..part(7, 0, LENS[7].1, false) };
     let blocks: Vec<&Block> = match sender {
         1 => blocks.iter().filter(|b| b.scope != Scope::Tensor(7)).collect(),
-        2 => blocks[..8].iter().chain([&dense]).collect(),
+        2 => blocks[..9].iter().chain([&dense]).collect(),
         3 => blocks[3..].iter().collect(),
         _ => blocks.iter().collect(),
     };
@@ -398,6 +399,54 @@ fn a_block_that_windows_cut_fails_with_its_sender_before_the_first_piece() {
     let mut pieces = sum.into_pieces(false).unwrap();
     assert!(pieces.next().unwrap().is_err());
     assert_eq!((pieces.sender(), pieces.next().is_none()), (Some(1), true));
+}
+
+#[test]
+fn elements_that_stay_where_they_are_are_checked_like_others() {
+    let stream = sparse_stream(Dtype::F32, 0, &[(1, 1)]);
+    let mut part = update_parts(&stream).remove(0);
+    let whole = part.blocks[0].clone();
+    let (positions, elements) = part.decode_in_place(0, &part.budget()).unwrap().unwrap();
+    assert_eq!(4 * positions.len(), elements.len());
+    // No more elements than the budget has.
+    let few = Budget::new(&Limits::default().with_max_elements(69));
+    assert_eq!(
+        part.decode_in_place(0, &few).unwrap_err().to_string(),
+        part.decode(0, &few).unwrap_err().to_string()
+    );
+    // Bytes are missing, or left.
+    let longer = |bytes: &[u8]| [bytes, &[0]].concat();
+    let (support, values) = (longer(whole.support), longer(whole.values));
+    let mut offsets = Vec::new();
+    for (support, values) in [
+        (&support[..support.len() - 2], whole.values),
+        (&support, whole.values),
+        (whole.support, &values[..values.len() - 2]),
+        (whole.support, &values),
+    ] {
+        (part.blocks[0].support, part.blocks[0].values) = (support, values);
+        let error = part.decode_in_place(0, &part.budget()).unwrap_err();
+        assert_eq!(error.to_string(), part.decode(0, &part.budget()).unwrap_err().to_string());
+        offsets.push(error.location().unwrap().offset);
+    }
+    let end = whole.offset + whole.len;
+    let middle = end - whole.values.len() as u64;
+    assert!(offsets[..2].iter().all(|at| (whole.offset..=middle).contains(at)), "{offsets:?}");
+    assert!(offsets[2..].iter().all(|at| (middle..=end).contains(at)), "{offsets:?}");
+    // Values of another kind begin with any byte.
+    part.blocks[0] = RawBlock { values_id: ValuesId::SIGN, ..whole };
+    assert!(part.decode_in_place(0, &part.budget()).unwrap().is_none());
+}
+
+#[test]
+fn positions_of_a_sum_have_32_bits() {
+    let stream = sparse_stream(Dtype::F32, 0, &[(1, 1)]);
+    let part = update_parts(&stream).remove(0);
+    let takes = |len| {
+        let space = IndexSpace::flat(Dtype::F32, len);
+        scatter::takes(&RawBlock { space, ..part.blocks[0].clone() })
+    };
+    assert_eq!([1 << 32, (1 << 32) + 1].map(takes), [true, false]);
 }
 
 #[test]
@@ -495,6 +544,46 @@ fn sparse_updates_have_the_sums_of_their_elements() {
                 assert!(found.iter().zip(&expected).all(|(found, expected)| found == expected.data()));
             }
         }
+    }
+}
+
+/// The blocks of a part are a caller's to change: where two overlap, one replaces the other.
+#[test]
+fn blocks_that_overlap_are_not_added_twice() {
+    let len = BLOCK_LEN + 5;
+    let infos = (0..6).map(|i| TensorInfo::new(i.to_string(), Dtype::F32, [len]));
+    let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    // A stream of a block with one element of each tensor of its scope.
+    let ones = |first: u64, count: u64| {
+        let positions: Vec<u64> = (0..count).map(|i| i * len + BLOCK_LEN + 2).collect();
+        let bytes = 1f32.to_le_bytes().repeat(positions.len());
+        let support = Support::Sparse(Sparse { positions });
+        let block = block(Scope::Tensors { first, count }, support, Stored::F32, bytes);
+        let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+        encoder.update(&mut out, &of(0), &manifest, [&block]).unwrap();
+        encoder.finish(&mut out);
+        out
+    };
+    let streams = [ones(0, 4), ones(2, 4), ones(3, 2)];
+    for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+        let sum = || {
+            let mut parts = order.map(|i: usize| update_parts(&streams[i]).remove(0));
+            let [first, others @ ..] = &mut parts;
+            first.blocks.extend(others.iter_mut().flat_map(|part| part.blocks.drain(..)));
+            let [first, ..] = parts;
+            let mut sum = Sum::new(&manifest, SumOptions::default());
+            sum.add_later(first, 1.0).unwrap();
+            sum
+        };
+        let element = |tensor: &[u8]| f32::from_le_bytes(tensor.as_chunks().0[BLOCK_LEN as usize + 2]);
+        let tensors = sum().finish(false).unwrap().into_tensors().unwrap();
+        let whole: Vec<f32> = tensors.iter().map(|tensor| element(tensor.data())).collect();
+        let mut elements = vec![Vec::new(); 6];
+        for piece in sum().into_pieces(false).unwrap().map(Result::unwrap) {
+            elements[piece.tensor as usize].extend(piece.into_elements().unwrap());
+        }
+        let in_pieces: Vec<f32> = elements.iter().map(|elements| element(elements)).collect();
+        assert_eq!((&*whole, &*in_pieces), (&[1.0; 6][..], &[1.0; 6][..]), "{order:?}");
     }
 }
 

@@ -219,35 +219,43 @@ fn tensors_with_a_block_are_touched() {
 
 #[test]
 fn small_blocks_are_decoded_together_and_large_ones_a_few_at_a_time() {
-    let threads = rayon::current_num_threads();
-    let ones = |len: u64| {
-        let bytes = (0..len).flat_map(|_| 1f32.to_le_bytes()).collect();
-        Values::Floats(Floats { stored: Stored::F32, bytes })
-    };
-    let batches = |tensors: &[(Dtype, u64)], is_dense: fn(u64) -> bool| {
-        let block = |(i, &(_, len)): (u64, &(Dtype, u64))| match is_dense(i) {
-            true => block(Scope::Tensor(i), Support::All, ones(len)),
-            false => sparse(Scope::Tensor(i), 0, 1.0),
+    const THREADS: usize = 3;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(THREADS).build().unwrap();
+    // Blocks of tensors of these lengths, some of them dense: how many are decoded together, and their
+    // elements and bytes.
+    let batches = |lens: &[u64], is_dense: fn(usize) -> bool| {
+        let manifest = manifest(&Vec::from_iter(lens.iter().map(|&len| (Dtype::F32, len))));
+        let ones =
+            |len| Values::Floats(Floats { stored: Stored::F32, bytes: 1f32.to_le_bytes().repeat(len) });
+        let block = |(i, &len): (usize, &u64)| match is_dense(i) {
+            true => block(Scope::Tensor(i as u64), Support::All, ones(len as usize)),
+            false => sparse(Scope::Tensor(i as u64), 0, 1.0),
         };
-        let blocks: Vec<Block> = (0..).zip(tensors).map(block).collect();
-        let stream = encode(&manifest(tensors), &UpdateHeader::default(), &blocks, false);
+        let blocks: Vec<Block> = lens.iter().enumerate().map(block).collect();
+        let stream = encode(&manifest, &UpdateHeader::default(), &blocks, false);
         let part = parts(&stream, Limits::default()).remove(0);
-        let (numbers, mut lens) = (Vec::from_iter(0..part.blocks.len()), Vec::new());
-        while lens.iter().sum::<usize>() < numbers.len() {
-            lens.push(batch_len(&part, &numbers[lens.iter().sum()..]));
+        let (numbers, mut found) = (Vec::from_iter(0..part.blocks.len()), Vec::new());
+        while found.iter().sum::<usize>() < numbers.len() {
+            let rest = &numbers[found.iter().sum()..];
+            found.push(pool.install(|| batch_len(&part, rest)));
         }
-        lens
+        (found, part.blocks.iter().map(|raw| raw.space.len() + raw.len).sum::<u64>())
     };
-    let most = TOGETHER as usize / 128;
-    // A block of 100 elements with one position has fewer than 128 elements and bytes.
-    assert_eq!(batches(&vec![(Dtype::F32, 100); most], |_| false), [most]);
-    assert_eq!(batches(&[(Dtype::F32, 100); 9], |i| (2..5).contains(&i)), [2, 3, 4]);
-    let large = vec![(Dtype::F32, TOGETHER); 5 * threads];
-    assert_eq!(batches(&large, |_| false), [2 * threads, 2 * threads, threads]);
-    // Small blocks, and a large one that is not decoded with all of them.
-    let mut mixed = vec![(Dtype::F32, 100); 8 * threads];
-    mixed.insert(4 * threads, (Dtype::F32, TOGETHER));
-    assert_eq!(batches(&mixed, |_| false), [4 * threads, 2 * threads, 2 * threads + 1]);
+    let found = |lens: &[u64], is_dense| batches(lens, is_dense).0;
+    assert_eq!(found(&[TOGETHER; 5 * THREADS], |_| false), [2 * THREADS, 2 * THREADS, THREADS]);
+    assert_eq!(found(&[1 << 11; 10 * THREADS], |_| true), [8 * THREADS, 2 * THREADS]);
+    assert_eq!(found(&[100; 9], |i| (2..5).contains(&i)), [2, 3, 4]);
+    // Up to a number of elements and bytes, small blocks are one batch.
+    let mut lens = vec![100; 20 * THREADS];
+    let (_, weight) = batches(&lens, |_| false);
+    lens[0] += TOGETHER - weight;
+    assert_eq!(batches(&lens, |_| false), (vec![20 * THREADS], TOGETHER));
+    lens[0] += 1;
+    assert_eq!(found(&lens, |_| false), [20 * THREADS - 1, 1]);
+    // A large block ends a batch of small ones.
+    lens = vec![100; 8 * THREADS];
+    lens.insert(4 * THREADS, TOGETHER);
+    assert_eq!(found(&lens, |_| false), [4 * THREADS, 2 * THREADS, 2 * THREADS + 1]);
 }
 
 #[test]

@@ -208,3 +208,19 @@ fn classes_are_written_if_they_are_smaller_or_asked_for() {
     assert_eq!(ids, BTreeSet::from([SupportId::GAPS_RICE, SupportId::GAPS_TOKENS, SupportId::CLASSED]));
     assert!(are_recorded);
 }
+
+/// Gaps whose sum wraps are beyond every number of elements.
+#[test]
+fn sums_of_large_gaps_do_not_wrap() {
+    for gaps in [vec![1 << 63; 2], vec![u64::MAX; 3], [vec![1 << 32; 5], vec![u64::MAX << 32; 2]].concat()] {
+        let error = add_up(&mut gaps.clone(), 1 << 40, 7).unwrap_err();
+        let Error::Format(e) = error else { panic!("{error}") };
+        assert!(
+            matches!(e.kind, FormatErrorKind::PositionOutOfRange { len: 0x100_0000_0000, .. }),
+            "{gaps:?}"
+        );
+    }
+    let mut gaps = [1 << 32, 0, 1 << 33];
+    add_up(&mut gaps, 1 << 40, 7).unwrap();
+    assert_eq!(gaps, [1 << 32, (1 << 32) + 1, (3 << 32) + 2]);
+}
