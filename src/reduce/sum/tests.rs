@@ -564,7 +564,7 @@ fn blocks_that_overlap_are_not_added_twice() {
         encoder.finish(&mut out);
         out
     };
-    let streams = [ones(0, 4), ones(2, 4), ones(3, 2)];
+    let streams = [ones(0, 6), ones(1, 2), ones(3, 2)];
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let sum = || {
             let mut parts = order.map(|i: usize| update_parts(&streams[i]).remove(0));
