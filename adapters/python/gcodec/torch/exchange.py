@@ -330,7 +330,7 @@ class Exchange:
         if by_set:
             by_set_only = {name: dtype for name, dtype in dtypes.items() if name not in self._ruled}
             means |= self._index_sets.mean(codec, replace(mine, tensors=others))
-            # Their values were compared; what a narrow type makes of them was not.
+            # They are finite, but in a narrow type they may not be.
             means = scaled(means, by_set_only, mine.scale, self._propagate and bool(by_set_only))
         return means
 
