@@ -7,7 +7,6 @@ use rayon::prelude::*;
 
 use super::feedback::Feedback;
 use super::options::{Input, NonFinite, Options};
-use super::select::MAGNITUDE;
 use super::state::CodecState;
 pub(super) use super::sums::{CHUNK, RUN};
 use crate::arch::floats::floats;
@@ -207,8 +206,8 @@ impl<'a> Source<'a> {
 pub(super) fn all_finite(values: &[f32]) -> bool {
     // One more in the exponent carries into the sign where all of its bits are set. Integers, and no end
     // before the last one: processors then look at many at a time.
-    let carry = |x: &f32| (x.to_bits() & MAGNITUDE) + (1 << 23);
-    values.iter().fold(0, |any, x| any | carry(x)) & !MAGNITUDE == 0
+    let carry = |x: &f32| x.abs().to_bits() + (1 << 23);
+    values.iter().fold(0, |any, x| any | carry(x)) >> 31 == 0
 }
 
 /// Returns the elements of an f32 tensor without residual. NaN and infinity are handled as `options` say.
