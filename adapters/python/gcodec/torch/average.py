@@ -146,13 +146,14 @@ def average(
         every = gradients
         if parameters is not None:
             every = _completed(exchange, gradients, parameters, device, assign)
-        zero, failed = list(every) if silent else held, error
-        if zero is None:
+        if silent:
+            held = every
+        elif held is None:
             try:
-                zero = unused(every)
+                held = unused(every)
             except Exception as e:
-                zero, failed = [], failed or e
-        means = exchange.mean(dict(every), device=device, held=zero, scale=scale, error=failed, provisional=provisional)
+                held, error = (), error or e
+        means = exchange.mean(dict(every), device=device, held=held, scale=scale, error=error, provisional=provisional)
         for name, gradient in gradients.items():
             gradient.copy_(means[name])
 

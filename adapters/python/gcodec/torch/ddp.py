@@ -184,8 +184,9 @@ class State:
             # An earlier backward pass failed after some of its buckets.
             self._exchange.undo()
         self._forget()
-        self._held = [] if device.type == "cpu" else None
-        self._divides = self._held is not None and self._exchange.divides
+        on_host = device.type == "cpu"
+        self._held = [] if on_host else None
+        self._divides = on_host and self._exchange.divides
         self._scale = scale_of(self.scaler)
         self._exchange.is_scaled = is_scaled(self.scaler)
 
