@@ -11,7 +11,9 @@
 //!
 //! A fixed number of stages and the authors' rule read the tensor once for each fit and once to collect. The
 //! guard first fits a sample. It then reads the tensor once, collects somewhat more elements than the target,
-//! and refines among them. `cargo bench --bench speed -- --only sidco` measures it beside exact top-k.
+//! and refines among them. Of targets below ten elements, its band has one number only: the guard keeps the
+//! largest elements then, which a selection finds without a fit. `cargo bench --bench speed -- --only sidco`
+//! measures it beside exact top-k.
 //!
 //! In every mode zeros are never kept, and all non-zero elements are kept if their number does not exceed the
 //! target. NaN and infinity are errors at any position. If all magnitudes are equal, the guard keeps the

@@ -277,6 +277,7 @@ impl ScaleComWorker {
     pub fn finish(&mut self) -> Result<()> {
         let (round, _, positions) = self.with_set()?;
         let (_, sent) = self.sent(round, positions)?;
+        // Both are there.
         let Some(Round { sums: mut left, set: Some((_, positions)), used, .. }) = self.round.take() else {
             return Ok(());
         };
